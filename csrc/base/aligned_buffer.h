@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+//
+// Page-aligned memory of its own, zero at first touch, given back to the system when dropped.
+// Pages are committed when first written, so a large buffer costs what is used of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace esker {
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  // Throws Error(kPlan) naming `purpose` when the system refuses the memory.
+  AlignedBuffer(size_t bytes, const char* purpose);
+  ~AlignedBuffer();
+  AlignedBuffer(AlignedBuffer&& other) noexcept;
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept;
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_bytes_ = 0;
+};
+
+}  // namespace esker
