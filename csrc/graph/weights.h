@@ -77,8 +77,7 @@ class Weights {
   // Finds every tensor the model needs and checks type and shape. Throws Error(kFormat) naming
   // tensor, got and wanted. output.weight falls back to token_embd.weight. Tensors nobody needs
   // are listed in unused(), with unknown types noted, and do no harm.
-  // Vectors (norms, ssm_a, ...) must not be empty of finite numbers: NaN or infinity in a scale of a
-  // small tensor (1-D tensors and convolution kernels) throws here.
+  // Small tensors (vectors and convolution kernels) are scanned: NaN or infinity there throws.
   Weights(std::shared_ptr<const Gguf> model, std::shared_ptr<const Gguf> table, const Config& config);
 
   const Weight& global(Role role) const { return global_[static_cast<size_t>(role)]; }
