@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+//
+// Fixed worker threads that share loops with the calling thread.
+//
+// Between loops workers spin briefly (a start costs about a microsecond while a token is being
+// computed) and then sleep. Which thread does which part of a loop is not fixed, so a loop's body
+// must give the same result for any split: that is what makes results equal for any thread count.
+// Threads: one caller at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace esker {
+
+class ThreadPool {
+ public:
+  // body(begin, end, thread): thread in [0, size()) names the scratch memory it may use.
+  using Body = std::function<void(int64_t, int64_t, int)>;
+
+  explicit ThreadPool(int threads);  // counts the caller; at least 1
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Runs body over [0, n) in parts of `grain`. The body must not throw.
+  // The caller's poll (see set_poll) runs about every 20 ms on the calling thread; if it throws, the
+  // parts not yet begun are dropped and the exception leaves here once all threads have stopped.
+  void parallel_for(int64_t n, int64_t grain, const Body& body);
+
+  void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }
+
+ private:
+  void work(int thread);
+  void run_parts(int thread, bool caller);
+
+  std::vector<std::thread> workers_;
+  std::function<void()> poll_;
+  // The loop at hand; written by the caller before epoch_ is raised.
+  const Body* body_ = nullptr;
+  int64_t n_ = 0, grain_ = 1;
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> running_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace esker

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+//
+// What the engine asks of a device. Implemented in backends/; known here so that nobody above needs
+// to know which device it is. A backend knows nothing of files: where a routed expert lies it learns
+// from the residency map and the arena view.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace esker {
+
+// Memory that host and device both know. The host pointer is valid while no run is in progress.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual uint8_t* host() = 0;
+  virtual size_t size_bytes() const = 0;
+  float* floats() { return reinterpret_cast<float*>(host()); }
+};
+
+// Where the slots of each layer's class lie in the arena.
+struct ArenaView {
+  DeviceMemory* memory = nullptr;
+  std::vector<uint64_t> base_bytes;  // per layer: of slot 0
+  std::vector<uint64_t> slot_bytes;  // per layer
+};
+
+struct ExpertRound {
+  std::span<const int32_t> experts;    // ascending: compute these now
+  std::span<const int32_t> residency;  // [n_expert] slot code or -1
+  bool more = false;                   // another round follows
+};
+
+// The host's side of a run. Called by the backend on the thread that called run_graph_seg.
+class HostTurns {
+ public:
+  virtual ~HostTurns() = default;
+  // At the signal: the picks [T * K] of the layer are known. Starts the demand reads.
+  virtual void begin_turn(int layer, std::span<const int32_t> picks) = 0;
+  // At the cut: waits until round `round`'s experts are there. May throw; the run then ends.
+  virtual ExpertRound finish_turn(int layer, int round) = 0;
+  // After the device has been let go with the last round.
+  virtual void after_turn(int layer) = 0;
+};
+
+struct Run {
+  uint32_t n_tokens = 0;              // T >= 1
+  uint32_t n_logit_rows = 0;          // logits of the last n tokens are wanted, 0..T
+  uint64_t position = 0;              // of the first token; position + T <= context
+  const int32_t* tokens = nullptr;    // [T], each < V
+  const float* ple_rows = nullptr;    // [T, D]
+  float* logits = nullptr;            // [n_logit_rows, V]
+  DeviceMemory* state_in = nullptr;   // recurrent block before the run
+  DeviceMemory* state_out = nullptr;  // recurrent block after it; never the same memory
+  DeviceMemory* appended = nullptr;   // appended block
+  const StateLayout* layout = nullptr;
+  const ArenaView* arena = nullptr;
+  DeviceMemory* scratch = nullptr;    // at least scratch_width * T * 4 bytes
+};
+
+// Called now and then on the running thread; throws to end the run.
+using PollFn = std::function<void()>;
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;
+  // Memory for arena, scratch or state: zero, committed when first written.
+  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) = 0;
+  // Executes the graph. On an exception the state_out block and rows at or past `position` of the
+  // appended block are undefined, everything else is as before.
+  virtual void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
+                             const PollFn& poll) = 0;
+};
+
+}  // namespace esker
