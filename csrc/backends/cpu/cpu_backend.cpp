@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "backends/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "backends/cpu/ops.h"
+#include "base/aligned_buffer.h"
+#include "formats/quants.h"
+
+namespace esker {
+namespace cpu {
+
+SmallTensors::SmallTensors(const Config& config, const Weights& weights) {
+  constexpr size_t kRoles = static_cast<size_t>(Role::kCount);
+  const auto fill = [&](std::vector<const float*>& to, const auto& weight_of) {
+    to.assign(kRoles, nullptr);
+    for (size_t r = 0; r < kRoles; ++r) {
+      const Role role = static_cast<Role>(r);
+      const Weight& w = weight_of(role);
+      const bool is_conv = role == Role::kConv || role == Role::kPleConv;
+      if (w && (w.rows == 1 || is_conv)) add(w, to[r]);
+    }
+  };
+  fill(global_, [&](Role r) -> const Weight& { return weights.global(r); });
+  layers_.resize(config.n_layer);
+  for (uint32_t i = 0; i < config.n_layer; ++i) {
+    fill(layers_[i], [&](Role r) -> const Weight& { return weights.layer(i, r); });
+  }
+}
+
+void SmallTensors::add(const Weight& weight, const float*& slot) {
+  const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % alignof(float) == 0;
+  if (weight.type == WeightType::kF32 && aligned) {
+    slot = reinterpret_cast<const float*>(weight.data);
+    return;
+  }
+  std::vector<float> values(weight.rows * weight.cols);
+  weight_decoder(weight.type)(weight.data, values.data(), static_cast<int64_t>(values.size()));
+  decoded_bytes_ += values.size() * sizeof(float);
+  decoded_.push_back(std::move(values));
+  slot = decoded_.back().data();
+}
+
+const float* SmallTensors::get(WeightRef ref) const {
+  const auto role = static_cast<size_t>(ref.role);
+  return ref.layer < 0 ? global_[role] : layers_[static_cast<size_t>(ref.layer)][role];
+}
+
+float* Context::floats(BufferId id) const {
+  const BufferDesc& b = graph.buffers[static_cast<size_t>(id)];
+  switch (b.kind) {
+    case BufferKind::kPleRows: return const_cast<float*>(run.ple_rows);  // ops only read it
+    case BufferKind::kLogits: return run.logits - (run.n_tokens - run.n_logit_rows) * int64_t{b.width};
+    case BufferKind::kScratch: break;
+  }
+  return run.scratch->floats() + b.offset * run.n_tokens;
+}
+
+void Context::reserve(int64_t n) const {
+  for (std::vector<float>& v : thread_floats) {
+    if (static_cast<int64_t>(v.size()) < n) v.resize(static_cast<size_t>(n));
+  }
+}
+
+}  // namespace cpu
+
+namespace {
+
+class CpuMemory final : public DeviceMemory {
+ public:
+  CpuMemory(size_t bytes, const char* purpose) : buffer_(bytes, purpose) {}
+  uint8_t* host() override { return buffer_.data(); }
+  size_t size_bytes() const override { return buffer_.size_bytes(); }
+
+ private:
+  AlignedBuffer buffer_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const Config& config, const Weights& weights, int threads)
+      : config_(config),
+        weights_(weights),
+        small_(config, weights),
+        pool_(threads),
+        thread_floats_(static_cast<size_t>(pool_.size())) {}
+
+  const char* name() const override { return "cpu"; }
+
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) override {
+    return std::make_unique<CpuMemory>(bytes, purpose);
+  }
+
+  void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
+                     const PollFn& poll) override {
+    pool_.set_poll(poll);
+    const cpu::Context c{config_, weights_, small_, graph, run, pool_, thread_floats_};
+    auto segment = graph.segments.begin();
+    for (int32_t i = 0; i < static_cast<int32_t>(graph.ops.size()); ++i) {
+      if (segment != graph.segments.end() && i == segment->signal) {
+        turns.begin_turn(segment->layer, {c.ints(segment->picks), run.n_tokens * config_.n_expert_used});
+      }
+      if (segment != graph.segments.end() && i == segment->cut) {
+        run_rounds(c, *segment, turns);
+        i = segment->end;
+        ++segment;
+      }
+      if (poll) poll();
+      execute(c, graph.ops[static_cast<size_t>(i)]);
+    }
+  }
+
+ private:
+  void run_rounds(const cpu::Context& c, const Segment& segment, HostTurns& turns) {
+    ExpertRound round{.experts = {}, .residency = {}, .more = true};
+    for (int r = 0; round.more; ++r) {
+      round = turns.finish_turn(segment.layer, r);
+      for (int32_t i = segment.cut; i < segment.end; ++i) {
+        cpu::experts(c, c.graph.ops[static_cast<size_t>(i)], round, r == 0);
+      }
+    }
+    turns.after_turn(segment.layer);
+  }
+
+  static void execute(const cpu::Context& c, const Op& op) {
+    if (c.rows(op) == 0) return;
+    switch (op.kind) {
+      case OpKind::kEmbed: return cpu::embed(c, op);
+      case OpKind::kMatmul: return cpu::matmul(c, op);
+      case OpKind::kStreamNorm: return cpu::stream_norm(c, op);
+      case OpKind::kMixRead: return cpu::mix_read(c, op);
+      case OpKind::kMixWrite: return cpu::mix_write(c, op);
+      case OpKind::kPleGate: return cpu::ple_gate(c, op);
+      case OpKind::kPleConv: return cpu::ple_conv(c, op);
+      case OpKind::kGdnConv: return cpu::gdn_conv(c, op);
+      case OpKind::kGdnGates: return cpu::gdn_gates(c, op);
+      case OpKind::kDeltaStep: return cpu::delta_step(c, op);
+      case OpKind::kDeltaChunk: return cpu::delta_chunk(c, op);
+      case OpKind::kGdnNorm: return cpu::gdn_norm(c, op);
+      case OpKind::kAttnPrepare: return cpu::attn_prepare(c, op);
+      case OpKind::kIndexPrepare: return cpu::index_prepare(c, op);
+      case OpKind::kBlockSelect: return cpu::block_select(c, op);
+      case OpKind::kAttention: return cpu::attention(c, op);
+      case OpKind::kRoute: return cpu::route(c, op);
+      case OpKind::kSwiglu: return cpu::swiglu(c, op);
+      case OpKind::kMoeCombine: return cpu::moe_combine(c, op);
+      case OpKind::kExperts: return;  // only inside a segment: run_rounds
+    }
+  }
+
+  const Config& config_;
+  const Weights& weights_;
+  cpu::SmallTensors small_;
+  ThreadPool pool_;
+  std::vector<std::vector<float>> thread_floats_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const Config& config, const Weights& weights,
+                                          const CpuOptions& options) {
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::make_unique<CpuBackend>(config, weights, options.threads > 0 ? options.threads : cores);
+}
+
+}  // namespace esker

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+//
+// What the CPU ops share: one run's view of graph, weights, buffers and threads; and the list of ops.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "graph/backend.h"
+#include "graph/graph.h"
+#include "graph/weights.h"
+
+namespace esker::cpu {
+
+// Small tensors (norms, convolution kernels, ...) as float32: in place where the file has them so,
+// decoded once where not.
+class SmallTensors {
+ public:
+  SmallTensors(const Config& config, const Weights& weights);
+  const float* get(WeightRef ref) const;
+  uint64_t decoded_bytes() const { return decoded_bytes_; }
+
+ private:
+  void add(const Weight& weight, const float*& slot);
+  std::vector<std::vector<float>> decoded_;
+  std::vector<const float*> global_;
+  std::vector<std::vector<const float*>> layers_;
+  uint64_t decoded_bytes_ = 0;
+};
+
+struct Context {
+  const Config& config;
+  const Weights& weights;
+  const SmallTensors& small;
+  const Graph& graph;
+  const Run& run;
+  ThreadPool& pool;
+  std::vector<std::vector<float>>& thread_floats;  // scratch of each thread, grown by reserve()
+
+  int64_t rows(const Op& op) const {
+    return op.rows == Rows::kAll ? run.n_tokens : run.n_logit_rows;
+  }
+  // First row an op works on: the logits' rows are the run's last.
+  int64_t first_row(const Op& op) const { return run.n_tokens - rows(op); }
+
+  float* floats(BufferId id) const;
+  int32_t* ints(BufferId id) const { return reinterpret_cast<int32_t*>(floats(id)); }
+  int64_t width(BufferId id) const { return graph.buffers[static_cast<size_t>(id)].width; }
+
+  const Weight& weight(WeightRef ref) const {
+    return ref.layer < 0 ? weights.global(ref.role)
+                         : weights.layer(static_cast<uint32_t>(ref.layer), ref.role);
+  }
+  const float* vector(WeightRef ref) const { return small.get(ref); }
+  const LayerState& state(const Op& op) const {
+    return run.layout->layers[static_cast<size_t>(op.layer)];
+  }
+  // At least n floats for each thread; call before the parallel loop.
+  void reserve(int64_t n) const;
+};
+
+void embed(const Context&, const Op&);
+void matmul(const Context&, const Op&);
+void swiglu(const Context&, const Op&);
+void stream_norm(const Context&, const Op&);
+void mix_read(const Context&, const Op&);
+void mix_write(const Context&, const Op&);
+void ple_gate(const Context&, const Op&);
+void ple_conv(const Context&, const Op&);
+void gdn_conv(const Context&, const Op&);
+void gdn_gates(const Context&, const Op&);
+void delta_step(const Context&, const Op&);
+void delta_chunk(const Context&, const Op&);
+void gdn_norm(const Context&, const Op&);
+void attn_prepare(const Context&, const Op&);
+void index_prepare(const Context&, const Op&);
+void block_select(const Context&, const Op&);
+void attention(const Context&, const Op&);
+void route(const Context&, const Op&);
+void experts(const Context&, const Op&, const ExpertRound&, bool first_round);
+void moe_combine(const Context&, const Op&);
+
+}  // namespace esker::cpu
