@@ -237,6 +237,8 @@ void block_tq2_0(const uint8_t* ESKER_RESTRICT block, float* ESKER_RESTRICT to) 
   }
 }
 
+constexpr std::array<float, 16> kE2m1 = as_floats(codebooks::kE2m1Doubled);
+
 // The shared exponent of MXFP4, halved because the table of values is doubled: 2^(e - 128).
 inline float half_e8m0(uint8_t e) {
   return std::bit_cast<float>(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
@@ -246,9 +248,9 @@ inline float half_e8m0(uint8_t e) {
 void block_mxfp4(const uint8_t* ESKER_RESTRICT block, float* ESKER_RESTRICT to) {
   const float d = half_e8m0(block[0]);
   for (int j = 0; j < 16; ++j) {
-    const int byte = block[1 + j];
-    to[j] = d * static_cast<float>(codebooks::kE2m1Doubled[byte & 15]);
-    to[j + 16] = d * static_cast<float>(codebooks::kE2m1Doubled[byte >> 4]);
+    const size_t byte = block[1 + j];
+    to[j] = d * kE2m1[byte & 15];
+    to[j + 16] = d * kE2m1[byte >> 4];
   }
 }
 
@@ -273,9 +275,9 @@ void block_nvfp4(const uint8_t* ESKER_RESTRICT block, float* ESKER_RESTRICT to) 
   for (int i = 0; i < 4; ++i) {
     const float d = kHalfUe4m3[block[i]];
     for (int j = 0; j < 8; ++j) {
-      const int byte = block[4 + 8 * i + j];
-      to[16 * i + j] = d * static_cast<float>(codebooks::kE2m1Doubled[byte & 15]);
-      to[16 * i + 8 + j] = d * static_cast<float>(codebooks::kE2m1Doubled[byte >> 4]);
+      const size_t byte = block[4 + 8 * i + j];
+      to[16 * i + j] = d * kE2m1[byte & 15];
+      to[16 * i + 8 + j] = d * kE2m1[byte >> 4];
     }
   }
 }

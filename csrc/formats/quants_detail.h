@@ -4,7 +4,9 @@
 // Blocks may stand at any address: every load goes by bytes, little end first.
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -37,6 +39,13 @@ void decode_blocks(const uint8_t* blocks, float* to, int64_t n) {
   for (int64_t i = 0; i < n_blocks; ++i) {
     kDecodeBlock(blocks + i * kInfo.block_bytes, to + i * kInfo.block_elements);
   }
+}
+
+// A codebook of 16 small integers as floats: saves the conversion in loops that look up.
+constexpr std::array<float, 16> as_floats(const int8_t (&values)[16]) {
+  std::array<float, 16> floats{};
+  for (size_t i = 0; i < 16; ++i) floats[i] = static_cast<float>(values[i]);
+  return floats;
 }
 
 // The decoder of a type whose name begins with IQ, or null.

@@ -163,11 +163,14 @@ void block_iq1_m(const uint8_t* ESKER_RESTRICT block, float* ESKER_RESTRICT to) 
   }
 }
 
+constexpr std::array<float, 16> kIq4 = as_floats(codebooks::kIq4Values);
+
 // 16 bytes: low nibbles are values 0..15, high ones 16..31.  x = d T[q]
 inline void write_iq4(const uint8_t* ESKER_RESTRICT bytes, float d, float* ESKER_RESTRICT to) {
   for (int j = 0; j < 16; ++j) {
-    to[j] = d * static_cast<float>(codebooks::kIq4Values[bytes[j] & 15]);
-    to[j + 16] = d * static_cast<float>(codebooks::kIq4Values[bytes[j] >> 4]);
+    const size_t byte = bytes[j];
+    to[j] = d * kIq4[byte & 15];
+    to[j + 16] = d * kIq4[byte >> 4];
   }
 }
 
