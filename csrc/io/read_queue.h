@@ -2,6 +2,10 @@
 //
 // Reads carried out by a fixed set of reader threads: demand reads before all others, in the order
 // in which they were asked for within a priority.
+//
+// Large pieces are read in chunks, so that several threads share one record, and a demand read
+// waits for no more than the chunks that are running. Knows nothing of what is read.
+// Threads: every method may be called from any thread; one mutex guards the queues and all tickets.
 #pragma once
 
 #include <condition_variable>
@@ -45,12 +49,33 @@ class ReadQueue {
   bool is_done(const ReadTicket& ticket) const;
   // Blocks until done, then rethrows the Error(kRead) if the request failed. `check` is called
   // about every 50 ms and may throw; the request then goes on.
+  // A request that was dropped before it was complete counts as failed.
   void wait(const ReadTicket& ticket, const InterruptCheck& check);
+  // The same, but says nothing of how the request ended.
+  void wait_until_done(const ReadTicket& ticket, const InterruptCheck& check);
   // Drops the request if no piece has started; otherwise waits for the running piece to end (never
   // longer than one read). Afterwards the memory is free to use. Never throws.
   void cancel(const ReadTicket& ticket) noexcept;
+  // Drops what has not started and does not wait for the rest. True when nothing of it is running,
+  // so that the memory is free to use.
+  bool drop(const ReadTicket& ticket) noexcept;
 
-  // ... private members are the implementer's.
+ private:
+  struct Chunk;
+
+  void run_reader();
+  void stop_readers();
+  Chunk take_chunk_locked();
+  void drop_locked(const ReadTicket& ticket, std::exception_ptr reason);
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;  // a queue is no longer empty, or the readers shall stop
+  std::condition_variable done_;  // a ticket is done
+  // Requests with chunks that have not started, by priority. A request leaves when its last chunk
+  // starts, when a chunk of it fails, or when it is dropped.
+  std::deque<std::shared_ptr<ReadTicket>> queued_[2];
+  bool stopping_ = false;
+  std::vector<std::thread> readers_;
 };
 
 }  // namespace esker
