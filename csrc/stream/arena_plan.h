@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// How the arena is cut: slot classes, their sizes and where they lie.
+// How the arena is cut: slot classes, their sizes and where they lie. Pure arithmetic: it knows
+// neither memory nor files, and the same request gives the same plan on every machine.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +29,16 @@ struct ArenaRequest {
   uint32_t n_expert = 0;
   uint64_t arena_bytes = 0;            // what may be used
   double class_waste = 0.15;           // layers whose sizes differ by at most this share a class
-  uint32_t min_slots = 0;              // per class; 0: the least that every turn can work with
+  // Per class. 0, or fewer than every turn can work with, means that least: the experts that one
+  // decode turn can pin. A prompt needs no more, since it comes in rounds.
+  uint32_t min_slots = 0;
   uint32_t turn_slots = 0;             // the most experts that one decode turn can pin: T x k
 };
 
 // Layers whose record sizes (in pages) differ by at most the waste fraction of the larger share a
-// class of the larger size. Every class gets its minimum, the rest is shared out in proportion to
-// the bytes of the class's layers, and no class gets more than all its records need.
+// class of the larger size. The arena is shared out in proportion to the bytes of the class's
+// layers, so that every layer has the same number of slots; but no class gets less than its minimum
+// (the others then share what remains), and none more than all its records need.
 // Throws Error(kPlan) naming the least arena that would do.
 ArenaPlan plan_arena(const ArenaRequest& request);
 

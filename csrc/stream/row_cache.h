@@ -2,6 +2,10 @@
 //
 // Rows of a table too large for memory (the n-gram table), read from disk as they are needed, with
 // a bounded least-recently-used cache in front. The table itself is never loaded or mapped.
+//
+// Knows nothing of what rows mean. Rows of a call are touched in the order in which they were asked
+// for, those that were read last of all, so that what is cached never depends on the disk's speed.
+// Threads: one caller at a time; the readers are its own.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +18,15 @@
 namespace esker {
 
 struct RowCacheCounters {
-  uint64_t lookups = 0;
-  uint64_t hits = 0;
+  uint64_t lookups = 0;     // rows asked for
+  uint64_t hits = 0;        // of which needed no read of their own: cached, or asked for twice
   uint64_t bytes_read = 0;  // as asked of the disk
 };
 
 class RowCache {
  public:
-  // rows of row_bytes each from `offset` on; the cache holds at most capacity_bytes (at least one row).
+  // Rows of row_bytes each from `offset` on; the cache takes at most capacity_bytes, bookkeeping
+  // included (but holds at least one row). Throws Error(kFormat) if the rows exceed the file.
   RowCache(std::shared_ptr<File> file, uint64_t offset, uint64_t row_bytes, uint64_t n_rows,
            uint64_t capacity_bytes, int reader_threads);
   ~RowCache();
