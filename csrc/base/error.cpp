@@ -4,7 +4,8 @@
 namespace esker {
 
 std::string format_fault(const char* component, const Fault& fault) {
-  std::string text = "[" + std::string(component) + "] " + fault.what;
+  std::string text = "[";
+  text.append(component).append("] ").append(fault.what);
   if (!fault.got.empty()) text += ": got " + fault.got;
   if (!fault.want.empty()) text += (fault.got.empty() ? ": want " : ", want ") + fault.want;
   if (!fault.where.empty()) text += " (" + fault.where + ")";

@@ -36,57 +36,64 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    int spins = 0;
-    while (epoch_.load(std::memory_order_acquire) == seen) {
-      if (++spins < kSpins) {
-        relax();
-      } else {
-        epoch_.wait(seen, std::memory_order_acquire);
-      }
+  int spins = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    if (left_.load(std::memory_order_relaxed) > 0) {
+      run_parts(thread, false);
+      spins = 0;
+    } else if (++spins < kSpins) {
+      relax();
+    } else {
+      epoch_.wait(epoch, std::memory_order_acquire);
+      spins = 0;
     }
-    ++seen;
-    if (stop_.load()) return;
-    run_parts(thread, false);
-    running_.fetch_sub(1, std::memory_order_release);
   }
 }
 
 void ThreadPool::run_parts(int thread, bool caller) {
   int64_t last_poll = caller && poll_ ? now_ns() : 0;
-  for (;;) {
-    const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
-    if (begin >= n_) return;
+  int64_t left = left_.load(std::memory_order_relaxed);
+  while (left > 0) {
+    if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+    const int64_t begin = (parts_ - left) * grain_;
     (*body_)(begin, std::min(begin + grain_, n_), thread);
+    done_.fetch_add(1, std::memory_order_release);
     if (last_poll != 0 && now_ns() - last_poll > kPollNs) {
       last_poll = now_ns();
       poll_();
     }
+    left = left_.load(std::memory_order_relaxed);
   }
 }
 
 void ThreadPool::parallel_for(int64_t n, int64_t grain, const Body& body) {
   if (n <= 0) return;
-  grain = std::max<int64_t>(grain, 1);
   body_ = &body;
   n_ = n;
-  grain_ = grain;
-  next_.store(0, std::memory_order_relaxed);
-  const bool share = !workers_.empty() && n > grain;
-  if (share) {
-    running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  grain_ = std::max<int64_t>(grain, 1);
+  parts_ = (n + grain_ - 1) / grain_;
+  done_.store(0, std::memory_order_relaxed);
+  left_.store(parts_, std::memory_order_release);
+  if (!workers_.empty() && parts_ > 1) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }
   std::exception_ptr error;
+  int64_t dropped = 0;
   try {
     run_parts(0, true);
   } catch (...) {
     error = std::current_exception();
-    next_.store(n, std::memory_order_relaxed);
+    dropped = left_.exchange(0, std::memory_order_acq_rel);
   }
-  while (share && running_.load(std::memory_order_acquire) != 0) relax();
+  for (int spins = 0; done_.load(std::memory_order_acquire) + dropped != parts_; ++spins) {
+    if (spins < kSpins) {
+      relax();
+    } else {
+      std::this_thread::yield();  // more threads than cores: let the worker finish
+    }
+  }
   if (error) std::rethrow_exception(error);
 }
 

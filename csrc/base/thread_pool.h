@@ -42,12 +42,14 @@ class ThreadPool {
 
   std::vector<std::thread> workers_;
   std::function<void()> poll_;
-  // The loop at hand; written by the caller before epoch_ is raised.
+  // The loop at hand. The caller writes it before it sets left_; whoever takes a part from left_ may
+  // read it until it has counted that part in done_. A worker that wakes late finds left_ at zero (or
+  // the next loop's parts) and holds nobody up.
   const Body* body_ = nullptr;
-  int64_t n_ = 0, grain_ = 1;
-  std::atomic<int64_t> next_{0};
-  std::atomic<uint32_t> epoch_{0};
-  std::atomic<int> running_{0};
+  int64_t n_ = 0, grain_ = 1, parts_ = 0;
+  std::atomic<int64_t> left_{0};  // parts not yet taken
+  std::atomic<int64_t> done_{0};  // parts finished
+  std::atomic<uint32_t> epoch_{0};  // raised to wake sleepers
   std::atomic<bool> stop_{false};
 };
 

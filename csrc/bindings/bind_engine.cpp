@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+//
+// Engine, Session and Sampler. Every call that computes lets go of the GIL and looks for Ctrl-C.
+#include <algorithm>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "engine/engine.h"
+#include "engine/sampler.h"
+#include "engine/session.h"
+
+namespace esker::python {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using ProgressFn = std::function<void(uint64_t, uint64_t)>;
+
+std::shared_ptr<Engine> open_engine(const std::string& path,
+                                    const std::optional<std::string>& ngram_table, uint64_t context,
+                                    int threads, uint64_t memory_bytes, uint64_t arena_bytes,
+                                    double arena_fraction, uint32_t slots, uint32_t chunk,
+                                    int reader_threads) {
+  const EngineOptions options{.path = path,
+                              .ngram_table = ngram_table.value_or(""),
+                              .context = context,
+                              .memory_bytes = memory_bytes,
+                              .arena_bytes = arena_bytes,
+                              .arena_fraction = arena_fraction,
+                              .slots = slots,
+                              .chunk = chunk,
+                              .threads = threads,
+                              .reader_threads = reader_threads};
+  const nb::gil_scoped_release no_gil;
+  return Engine::open(options, make_poll());
+}
+
+nb::dict plan_dict(const MemoryPlan& plan) {
+  nb::list rows, classes;
+  for (const PlanRow& r : plan.rows) {
+    nb::dict row;
+    row["what"] = r.what, row["bytes"] = r.bytes;
+    rows.append(row);
+  }
+  for (const SlotClass& c : plan.arena.classes) {
+    nb::dict slots;
+    slots["pages"] = c.pages, slots["slots"] = c.slots, slots["slot_bytes"] = c.slot_bytes();
+    classes.append(slots);
+  }
+  nb::dict d;
+  d["rows"] = rows, d["classes"] = classes, d["arena_bytes"] = plan.arena.total_bytes;
+  d["context"] = plan.context, d["chunk"] = plan.chunk;
+  d["total_bytes"] = plan.total_bytes, d["limit_bytes"] = plan.limit_bytes;
+  return d;
+}
+
+nb::dict counters_dict(const EngineCounters& c) {
+  nb::dict d;
+  d["lookups"] = c.stream.lookups, d["hits"] = c.stream.hits;
+  d["demand_misses"] = c.stream.demand_misses, d["evictions"] = c.stream.evictions;
+  d["bytes_read"] = c.stream.bytes_read, d["turns"] = c.stream.turns;
+  d["host_ns"] = c.stream.host_ns, d["wait_ns"] = c.stream.wait_ns;
+  d["after_ns"] = c.stream.after_ns;
+  d["row_lookups"] = c.rows.lookups, d["row_hits"] = c.rows.hits;
+  d["row_bytes_read"] = c.rows.bytes_read;
+  return d;
+}
+
+void prefill(Session& session, const Tokens& tokens, uint32_t chunk,
+             const std::optional<ProgressFn>& progress) {
+  Session::Progress report;
+  if (progress) {
+    report = [&](uint64_t done, uint64_t total) {
+      const nb::gil_scoped_acquire gil;
+      (*progress)(done, total);
+    };
+  }
+  const nb::gil_scoped_release no_gil;
+  session.prefill(tokens, chunk, report, make_poll());
+}
+
+FloatArray evaluate(Session& session, const Tokens& tokens, uint32_t chunk, uint32_t n_vocab) {
+  FloatArray logits = make_array(std::max<size_t>(1, tokens.size()), n_vocab);
+  float* to = logits.data();
+  const nb::gil_scoped_release no_gil;
+  session.evaluate(tokens, chunk, to, make_poll());
+  return logits;
+}
+
+FloatArray copy_logits(const Session& session) {
+  const std::span<const float> logits = session.logits();
+  FloatArray out = make_array(0, logits.size());
+  std::copy(logits.begin(), logits.end(), out.data());
+  return out;
+}
+
+// A session that knows its engine, so that Python may drop either first.
+struct PySession {
+  std::shared_ptr<Engine> engine;
+  std::unique_ptr<Session> session;
+};
+
+void bind_session(nb::module_& m) {
+  nb::class_<PySession>(m, "Session", "One conversation's state on a model.")
+      .def_prop_ro("position", [](const PySession& s) { return s.session->position(); })
+      .def_prop_ro("context", [](const PySession& s) { return s.session->context(); })
+      .def_prop_ro("tokens", [](const PySession& s) { return s.session->tokens(); })
+      .def("prefill",
+           [](PySession& s, const Tokens& tokens, uint32_t chunk,
+              const std::optional<ProgressFn>& progress) {
+             prefill(*s.session, tokens, chunk, progress);
+           },
+           nb::arg("tokens"), nb::arg("chunk") = 0, nb::arg("progress") = nb::none())
+      .def("decode",
+           [](PySession& s, int32_t token) {
+             const nb::gil_scoped_release no_gil;
+             s.session->decode(token, make_poll());
+           },
+           nb::arg("token"))
+      .def("logits", [](const PySession& s) { return copy_logits(*s.session); })
+      .def("evaluate",
+           [](PySession& s, const Tokens& tokens, uint32_t chunk) {
+             return evaluate(*s.session, tokens, chunk, s.engine->config().n_vocab);
+           },
+           nb::arg("tokens"), nb::arg("chunk") = 0)
+      .def("fork", [](PySession& s) { return PySession{s.engine, s.session->fork()}; })
+      .def("checkpoint", [](PySession& s) { return s.session->checkpoint(); })
+      .def("rewind", [](PySession& s, uint32_t id) { s.session->rewind(id); }, nb::arg("checkpoint"))
+      .def("save",
+           [](PySession& s, const std::string& path) {
+             const nb::gil_scoped_release no_gil;
+             s.session->save(path);
+           },
+           nb::arg("path"))
+      .def("restore",
+           [](PySession& s, const std::string& path) {
+             const nb::gil_scoped_release no_gil;
+             s.session->restore(path);
+           },
+           nb::arg("path"));
+}
+
+int32_t sample(Sampler& sampler, const nb::ndarray<const float, nb::ndim<1>, nb::c_contig>& logits) {
+  return sampler.sample({logits.data(), logits.size()});
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<Engine>(m, "Engine", "A model, open and planned. See esker.Model.")
+      .def(nb::new_(&open_engine), nb::arg("path"), nb::arg("ngram_table") = nb::none(),
+           nb::arg("context") = 0, nb::arg("threads") = 0, nb::arg("memory_bytes") = 0,
+           nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0, nb::arg("slots") = 0,
+           nb::arg("chunk") = 0, nb::arg("reader_threads") = 0)
+      .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
+      .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
+      .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })
+      .def("new_session",
+           [](const std::shared_ptr<Engine>& e) { return PySession{e, std::make_unique<Session>(e)}; })
+      .def("counters", [](const Engine& e) { return counters_dict(e.counters()); })
+      .def("graph",
+           [](const Engine& e, bool prompt) {
+             return dump(e.graph(prompt ? GraphMode::kPrompt : GraphMode::kWindow));
+           },
+           nb::arg("prompt") = false, "The graph as text, one op a line.");
+  bind_session(m);
+  nb::class_<Sampler>(m, "Sampler", "Draws tokens from logits; temperature 0 is greedy.")
+      .def("__init__",
+           [](Sampler* self, float temperature, int top_k, float top_p, float min_p, uint64_t seed) {
+             new (self) Sampler({.temperature = temperature, .top_k = top_k, .top_p = top_p,
+                                 .min_p = min_p, .seed = seed});
+           },
+           nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
+           nb::arg("seed"))
+      .def("sample", &sample, nb::arg("logits"));
+}
+
+}  // namespace esker::python

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+//
+// What the binding files share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "graph/backend.h"
+
+namespace esker::python {
+
+namespace nb = nanobind;
+
+using FloatArray = nb::ndarray<nb::numpy, float>;
+
+// A check for Ctrl-C to be called without the GIL; looks at most every 20 ms, throws
+// nanobind::python_error (KeyboardInterrupt).
+PollFn make_poll();
+
+// A float32 numpy array of its own: [rows, cols], or [cols] when rows is 0.
+FloatArray make_array(size_t rows, size_t cols);
+
+void bind_errors(nb::module_& m);   // bind_errors.cpp
+void bind_formats(nb::module_& m);  // bind_formats.cpp
+void bind_engine(nb::module_& m);   // bind_engine.cpp
+
+// The file's metadata, arrays as lists; and facts about a model (bind_formats.cpp).
+nb::dict metadata(const Gguf& gguf);
+nb::dict model_info(const Weights& weights, const Config& config);
+
+}  // namespace esker::python

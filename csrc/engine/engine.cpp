@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/cpu_backend.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "formats/quants.h"
+#include "graph/ngram.h"
+
+namespace esker {
+namespace {
+
+// The host's turns of a run: what the backend asks, the stream answers.
+class StreamTurns final : public HostTurns {
+ public:
+  StreamTurns(ExpertStream& stream, const PollFn& poll) : stream_(stream), poll_(poll) {}
+  void begin_turn(int, std::span<const int32_t> picks) override { picks_ = picks; }
+  ExpertRound finish_turn(int layer, int round) override {
+    const TurnResult r = stream_.at_layer(layer, picks_, round, poll_);
+    return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more};
+  }
+  void after_turn(int layer) override { stream_.after_layer(layer); }
+
+ private:
+  ExpertStream& stream_;
+  const PollFn& poll_;
+  std::span<const int32_t> picks_;
+};
+
+// Finds the row with a NaN or an infinity, if any: [rows, width].
+void check_finite(const float* logits, uint32_t rows, uint32_t width, uint64_t first_position) {
+  for (uint64_t r = 0; r < rows; ++r) {
+    for (uint64_t i = 0; i < width; ++i) {
+      const float v = logits[r * width + i];
+      if (std::isfinite(v)) continue;
+      raise(ErrorKind::kNumeric, "engine",
+            {.what = "the model computed a logit that is not a number",
+             .got = std::to_string(v),
+             .want = "finite logits",
+             .where = "position " + std::to_string(first_position + r) + ", token " + std::to_string(i),
+             .hint = "the file may be damaged (compare its hash with the publisher's)"});
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::open(const EngineOptions& options, const PollFn& poll) {
+  std::shared_ptr<Engine> engine(new Engine);
+  engine->load(options, poll);
+  return engine;
+}
+
+Engine::~Engine() = default;
+
+void Engine::load(const EngineOptions& options, const PollFn& poll) {
+  const std::shared_ptr<const Gguf> model = Gguf::open(options.path);
+  if (poll) poll();
+  const std::shared_ptr<const Gguf> table =
+      options.ngram_table.empty() ? model : Gguf::open(options.ngram_table);
+  config_ = read_config(*model, *table);
+  weights_ = std::make_unique<Weights>(model, table, config_);
+  if (poll) poll();
+  window_graph_ = build_graph(config_, GraphMode::kWindow);
+  prompt_graph_ = build_graph(config_, GraphMode::kPrompt);
+  make_plan(options);
+  backend_ = make_cpu_backend(config_, *weights_, {.threads = options.threads});
+  scratch_ = backend_->allocate(
+      std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
+      "prompt scratch");
+  open_stream(options);
+
+  Hash hash;
+  for (const TensorInfo& t : model->tensors()) {
+    hash.add(t.name);
+    hash.add(t.type_id);
+    hash.add(t.offset);
+    for (uint64_t d : t.dims) hash.add(d);
+  }
+  const Weight& norm = weights_->global(Role::kOutputHcNorm);
+  hash.add(norm.data, norm.bytes);
+  for (uint32_t i = 0; i < config_.n_layer; ++i) {
+    const Weight& w = weights_->layer(i, Role::kHcAttnNorm);
+    hash.add(w.data, w.bytes);
+  }
+  fingerprint_ = hash.value();
+}
+
+void Engine::make_plan(const EngineOptions& options) {
+  uint64_t context = options.context;
+  if (context == 0) context = std::min<uint64_t>(kDefaultContext, config_.context_length);
+  if (context > config_.context_length) {
+    raise(ErrorKind::kUsage, "engine",
+          {.what = "the context is longer than the model was made for",
+           .got = std::to_string(context) + " tokens",
+           .want = "at most " + std::to_string(config_.context_length),
+           .where = weights_->gguf().path(),
+           .hint = "lower --context"});
+  }
+  layout_ = make_state_layout(config_, context);
+  PlanRequest request;
+  for (uint32_t i = 0; i < config_.n_layer; ++i) {
+    request.record_bytes.push_back(weights_->experts(i).record_bytes);
+  }
+  request.n_expert = config_.n_expert;
+  request.n_expert_used = config_.n_expert_used;
+  request.dense_bytes = weights_->dense_bytes();
+  if (config_.has_ple()) {
+    request.table_bytes = weights_->table().rows * weights_->table().row_bytes;
+  }
+  request.scratch_bytes_per_token =
+      sizeof(float) * std::max(window_graph_.scratch_width, prompt_graph_.scratch_width);
+  request.recurrent_bytes = layout_.n_recurrent * sizeof(float);
+  request.appended_bytes = layout_.n_appended * sizeof(float);
+  request.memory_bytes = options.memory_bytes;
+  request.arena_bytes = options.arena_bytes;
+  request.arena_fraction = options.arena_fraction;
+  request.slots_per_layer = options.slots;
+  request.chunk = options.chunk;
+  request.context = context;
+  request.machine = machine_memory();
+  plan_ = make_memory_plan(request);
+}
+
+void Engine::open_stream(const EngineOptions& options) {
+  std::vector<std::shared_ptr<File>> files(weights_->gguf().files().size());
+  const auto file = [&](uint32_t index) {
+    if (!files[index]) files[index] = options.open_file(weights_->gguf().files()[index]->path());
+    return files[index];
+  };
+  std::vector<RecordLayout> records;
+  for (uint32_t i = 0; i < config_.n_layer; ++i) {
+    const ExpertLayout& layout = weights_->experts(i);
+    RecordLayout record{.pieces = {}, .record_bytes = layout.record_bytes};
+    for (const ExpertPiece& p : layout.pieces) {
+      record.pieces.push_back({.file = file(p.file), .offset = p.offset, .stride_bytes = p.bytes,
+                               .bytes = p.bytes, .record_offset = p.record_offset});
+    }
+    records.push_back(std::move(record));
+    const SlotClass& slots = plan_.arena.classes[plan_.arena.class_of_layer[i]];
+    arena_view_.base_bytes.push_back(slots.base_bytes);
+    arena_view_.slot_bytes.push_back(slots.slot_bytes());
+  }
+  arena_ = backend_->allocate(plan_.arena.total_bytes, "the expert arena");
+  arena_view_.memory = arena_.get();
+  const int readers = options.reader_threads > 0 ? options.reader_threads : kReaderThreads;
+  stream_ = std::make_unique<ExpertStream>(std::move(records), config_.n_expert, plan_.arena,
+                                           arena_->host(), StreamOptions{.reader_threads = readers});
+  if (config_.has_ple()) {
+    const TableLayout& t = weights_->table();
+    row_cache_ = std::make_unique<RowCache>(options.open_file(t.path), t.offset, t.row_bytes, t.rows,
+                                            plan_.row_cache_bytes, readers);
+  }
+}
+
+SessionState Engine::new_state() {
+  return {.before = backend_->allocate(layout_.n_recurrent * sizeof(float), "a session's state"),
+          .after = backend_->allocate(layout_.n_recurrent * sizeof(float), "a session's state"),
+          .appended = backend_->allocate(layout_.n_appended * sizeof(float), "a session's context")};
+}
+
+void Engine::fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
+                            const PollFn& poll) {
+  const uint64_t n = tokens.size() * config_.n_ple_head();
+  const TableLayout& table = weights_->table();
+  ple_ids_.resize(n);
+  ple_blocks_.resize(n * table.row_bytes);
+  ple_rows_.resize(n * config_.d_ple_row);
+  ngram_rows(config_, history, tokens, ple_ids_.data());
+  row_cache_->fetch(ple_ids_, ple_blocks_.data(), poll);
+  weight_decoder(table.type)(ple_blocks_.data(), ple_rows_.data(),
+                             static_cast<int64_t>(ple_rows_.size()));
+}
+
+void Engine::run(SessionState& state, std::span<const int32_t> history,
+                 std::span<const int32_t> tokens, uint32_t n_logit_rows, float* logits,
+                 const PollFn& poll) {
+  const std::lock_guard lock(mutex_);
+  weights_->check_files_unchanged();
+  if (config_.has_ple()) fetch_ple_rows(history, tokens, poll);
+  const Graph& graph = tokens.size() <= kMaxWindow ? window_graph_ : prompt_graph_;
+  const Run run{.n_tokens = static_cast<uint32_t>(tokens.size()),
+                .n_logit_rows = n_logit_rows,
+                .position = history.size(),
+                .tokens = tokens.data(),
+                .ple_rows = ple_rows_.data(),
+                .logits = logits,
+                .state_in = state.before.get(),
+                .state_out = state.after.get(),
+                .appended = state.appended.get(),
+                .layout = &layout_,
+                .arena = &arena_view_,
+                .scratch = scratch_.get()};
+  StreamTurns turns(*stream_, poll);
+  backend_->run_graph_seg(graph, run, turns, poll);
+  weights_->check_files_unchanged();
+  check_finite(logits, n_logit_rows, config_.n_vocab, run.position + tokens.size() - n_logit_rows);
+}
+
+EngineCounters Engine::counters() const {
+  EngineCounters c;
+  c.stream = stream_->counters();
+  if (row_cache_) c.rows = row_cache_->counters();
+  return c;
+}
+
+}  // namespace esker

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+//
+// The engine: one model, open and planned, with its device, its arena and its stream. The one place
+// that joins graph, stream and backend. Sessions (engine/session.h) run through it one at a time.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "graph/backend.h"
+#include "graph/config.h"
+#include "graph/graph.h"
+#include "graph/weights.h"
+#include "io/file.h"
+#include "stream/expert_stream.h"
+#include "stream/memory_plan.h"
+#include "stream/row_cache.h"
+
+namespace esker {
+
+struct EngineOptions {
+  std::string path;
+  std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
+  uint64_t context = 0;          // tokens; 0: the model's, at most kDefaultContext
+  uint64_t memory_bytes = 0;     // 0: what the machine has to give
+  uint64_t arena_bytes = 0;      // at most one of these three; 0: what the plan leaves
+  double arena_fraction = 0;     // of all experts, 0..1
+  uint32_t slots = 0;            // per layer
+  uint32_t chunk = 0;            // tokens of a prompt chunk; 0: the plan's choice
+  int threads = 0;               // 0: one per core
+  int reader_threads = 0;        // 0: kReaderThreads
+  FileOpener open_file = open_direct;
+};
+
+inline constexpr uint64_t kDefaultContext = 4096;
+inline constexpr int kReaderThreads = 4;
+
+struct EngineCounters {
+  StreamCounters stream;
+  RowCacheCounters rows;
+};
+
+// One session's state on the device. `before` is what a run reads, `after` what it writes;
+// they change places when the run has succeeded.
+struct SessionState {
+  std::unique_ptr<DeviceMemory> before, after, appended;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  // Throws Error; `poll` may throw to give up.
+  static std::shared_ptr<Engine> open(const EngineOptions& options, const PollFn& poll);
+  ~Engine();
+
+  const Config& config() const { return config_; }
+  const Weights& weights() const { return *weights_; }
+  const MemoryPlan& plan() const { return plan_; }
+  const StateLayout& layout() const { return layout_; }
+  const Graph& graph(GraphMode mode) const {
+    return mode == GraphMode::kWindow ? window_graph_ : prompt_graph_;
+  }
+  Backend& backend() { return *backend_; }
+  EngineCounters counters() const;
+  // Of the file's tensor table and norms: tells saved sessions of different models apart.
+  uint64_t fingerprint() const { return fingerprint_; }
+
+  SessionState new_state();
+
+  // Runs tokens [T], T <= plan().chunk, at `history.size()`; history: all tokens before. The state's
+  // `after` and `appended` blocks are written; on an exception they are undefined from there on and
+  // `before` is untouched. logits: [n_logit_rows, V] of the last rows. Serialised by a lock.
+  void run(SessionState& state, std::span<const int32_t> history, std::span<const int32_t> tokens,
+           uint32_t n_logit_rows, float* logits, const PollFn& poll);
+
+ private:
+  Engine() = default;
+  void load(const EngineOptions& options, const PollFn& poll);
+  void make_plan(const EngineOptions& options);
+  void open_stream(const EngineOptions& options);
+  void fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
+                      const PollFn& poll);
+
+  std::mutex mutex_;
+  Config config_;
+  std::unique_ptr<Weights> weights_;
+  StateLayout layout_;
+  Graph window_graph_, prompt_graph_;
+  MemoryPlan plan_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DeviceMemory> arena_, scratch_;
+  ArenaView arena_view_;
+  std::unique_ptr<ExpertStream> stream_;
+  std::unique_ptr<RowCache> row_cache_;
+  uint64_t fingerprint_ = 0;
+  std::vector<uint64_t> ple_ids_;
+  std::vector<uint8_t> ple_blocks_;
+  std::vector<float> ple_rows_;
+};
+
+}  // namespace esker

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+//
+// What goes where in memory, settled before anything is allocated (DESIGN section 6). Pure: from the
+// model's sizes, the machine's and the options to a plan, or to an error that says what would do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/machine.h"
+#include "stream/arena_plan.h"
+
+namespace esker {
+
+struct PlanRequest {
+  // The model.
+  std::vector<uint64_t> record_bytes;  // per layer
+  uint32_t n_expert = 0;
+  uint32_t n_expert_used = 0;
+  uint64_t dense_bytes = 0;            // mapped
+  uint64_t table_bytes = 0;            // n-gram table, stays on disk
+  uint64_t scratch_bytes_per_token = 0;
+  uint64_t recurrent_bytes = 0;        // of one session; held twice (before and after a run)
+  uint64_t appended_bytes = 0;         // of one session at the full context
+  // The options; 0 = choose.
+  uint64_t memory_bytes = 0;           // all that may be used
+  uint64_t arena_bytes = 0;
+  double arena_fraction = 0;           // of all experts
+  uint32_t slots_per_layer = 0;
+  uint32_t chunk = 0;                  // tokens of a prompt chunk
+  uint64_t context = 0;                // settled before: sizes above depend on it
+  MachineMemory machine;
+};
+
+struct PlanRow {
+  std::string what;
+  uint64_t bytes = 0;
+};
+
+struct MemoryPlan {
+  std::vector<PlanRow> rows;   // in memory; their sum is total_bytes
+  uint64_t total_bytes = 0;
+  uint64_t limit_bytes = 0;    // what the plan had to fit into
+  uint64_t row_cache_bytes = 0;
+  uint32_t chunk = 0;
+  uint64_t context = 0;
+  ArenaPlan arena;
+};
+
+// Throws Error(kPlan) with what was asked, what there is and the least that would do.
+MemoryPlan make_memory_plan(const PlanRequest& request);
+
+}  // namespace esker
