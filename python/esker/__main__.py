@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: MIT
+"""`python -m esker`: the command line."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT
+"""Model: an open file, its vocabulary, its memory plan, and short ways to its sessions.
+
+One caller at a time: neither a model nor its sessions may be used from two threads at once.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import resources
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .chat import ChatTemplate, Message
+from .errors import FormatError, UsageError, fault
+from .options import load_options
+from .session import DEFAULT, Completion, Generation, Progress, Prompt, Session
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Model:
+    """An open model.
+
+    Use it in a `with`, or close() it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        memory: int | str | None = None,
+        arena: int | str | None = None,
+        slots: int | None = None,
+        context: int | None = None,
+        threads: int | None = None,
+        ngram_table: str | os.PathLike[str] | None = None,
+        backend: str | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Opens a GGUF file, or the first shard of one; None is the demo model in the package.
+
+        Args (each also a variable ESKER_<NAME>, which an argument beats; 0 = automatic):
+            memory: limit of all memory, in bytes or as "8GB", "512MiB".
+            arena: memory for experts, likewise, or a share of all experts as "25%".
+            slots: the same as slots per layer.
+            context: longest text in tokens; default the model's, at most 4096.
+            threads: compute threads; default one per core.
+            ngram_table: GGUF file with the n-gram table, where the model's has none.
+            backend: "auto" or "cpu".
+            chunk: tokens of a prompt computed together.
+
+        Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
+        UsageError (an option).
+        """
+        options = load_options(
+            {
+                "model": path,
+                "memory": memory,
+                "arena": arena,
+                "slots": slots,
+                "context": context,
+                "threads": threads,
+                "ngram_table": ngram_table,
+                "backend": backend,
+                "chunk": chunk,
+            }
+        )
+        self.path = options.model or demo_path()
+        self._open: _core.Engine | None = None
+        begin = time.perf_counter()
+        self._open = _core.Engine(
+            self.path,
+            options.ngram_table,
+            options.context,
+            options.threads,
+            options.memory,
+            options.arena.bytes,
+            options.arena.fraction,
+            options.slots,
+            options.chunk,
+            0,
+        )
+        self.load_s = time.perf_counter() - begin
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the file is: shapes, tensors, weight types, bytes by role."""
+        return self._engine.info
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The memory plan as applied: rows of what and bytes, slot classes, totals."""
+        return self._engine.plan
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters of the expert stream and of the n-gram rows since the model was opened."""
+        return self._engine.counters()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary.  Raises FormatError if the file's is not one we can use."""
+        return self._text[0]
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template.  Raises UsageError if the model has none."""
+        return self._chat_template
+
+    def session(self) -> Session:
+        """A new, empty session."""
+        return Session(self)
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        max_tokens: int | None = DEFAULT.max_tokens,
+        temperature: float = DEFAULT.temperature,
+        top_k: int = DEFAULT.top_k,
+        top_p: float = DEFAULT.top_p,
+        min_p: float = DEFAULT.min_p,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        chat: bool = False,
+        session: Session | None = None,
+        special: bool = False,
+        progress: Progress | None = None,
+    ) -> Generation:
+        """Continues a prompt, a text or token ids; an iterator of Piece.
+
+        Args:
+            max_tokens: most tokens to generate; None = as many as the context allows.
+            temperature: 0 takes the likeliest token, and always gives the same text.
+            top_k, top_p, min_p: which tokens are drawn from; 0, 1 and 0 switch them off.
+            seed: the same seed gives the same text; None draws one (see Generation.seed).
+            stop: strings that end the text, which ends before them.
+            chat: the prompt is a user's message, or a list of messages ({"role", "content"}).
+            session: goes on in this session; None starts a new one.
+            special: control tokens written in the prompt count as such.
+            progress: called as progress(done, total) while the prompt is read.
+
+        The defaults are llama.cpp's.  Raises UsageError for an empty prompt, for one that is
+        longer than the context, or for an option that makes no sense.
+        """
+        session = self._own(session)
+        return session.generate(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            chat=chat,
+            special=special,
+            progress=progress,
+        )
+
+    def complete(self, prompt: Prompt | Sequence[Message], **options: Any) -> Completion:
+        """As generate (the same keywords), at once: text, tokens, timings, counters, plan."""
+        return self.generate(prompt, **options).exhaust()
+
+    def logits(
+        self, tokens: Prompt, chunk: int | None = None, *, special: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """The logits after each token of a text: float32 [T, vocab].
+
+        `chunk` tokens are computed together; any number gives the same logits.
+        """
+        return self.session().evaluate(tokens, special=special, chunk=chunk or 0)
+
+    def close(self) -> None:
+        """Gives the memory and the files back.  The model and its sessions are then unusable."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<esker.Model {self.path}{'' if self._open else ', closed'}>"
+
+    @property
+    def _engine(self) -> _core.Engine:
+        if self._open is None:
+            raise UsageError(fault("model", "the model is closed", hint="open it again"))
+        return self._open
+
+    @cached_property
+    def _text(self) -> tuple[Tokenizer, str | None]:
+        """Tokenizer and template source; the rest of the metadata is large and not kept."""
+        metadata = self._engine.metadata()
+        tokenizer = Tokenizer(metadata, self.path)
+        n_vocab = self._n_vocab
+        if tokenizer.n_vocab > n_vocab:
+            raise FormatError(
+                fault(
+                    "tokenizer",
+                    "length of tokenizer.ggml.tokens",
+                    got=tokenizer.n_vocab,
+                    want=f"at most {n_vocab}, the rows of token_embd.weight",
+                    where=self.path,
+                )
+            )
+        return tokenizer, metadata.get("tokenizer.chat_template")
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        tokenizer, source = self._text
+        return ChatTemplate(source, tokenizer, self.path)
+
+    @cached_property
+    def _n_vocab(self) -> int:
+        return int(self.info["config"]["n_vocab"])
+
+    def _own(self, session: Session | None) -> Session:
+        if session is None:
+            return self.session()
+        if session.model is not self:
+            raise UsageError(fault("model", "the session belongs to another model"))
+        return session
+
+    def _token_ids(self, tokens: Any) -> list[int]:
+        """Checked token ids."""
+        want = f"token ids, whole numbers from 0 to {self._n_vocab - 1}"
+        if isinstance(tokens, np.ndarray):
+            tokens = tokens.tolist()
+        if isinstance(tokens, Mapping) or not hasattr(tokens, "__iter__"):
+            raise UsageError(fault("session", "prompt", got=tokens, want=f"text or {want}"))
+        ids = []
+        for token in tokens:
+            try:
+                if isinstance(token, bool):
+                    raise TypeError
+                index = operator.index(token)
+            except TypeError:
+                index = -1
+            if not 0 <= index < self._n_vocab:
+                raise UsageError(fault("session", "prompt token", got=token, want=want))
+            ids.append(index)
+        return ids
+
+
+def demo_path() -> str:
+    """Where the demo model lies."""
+    return str(resources.files("esker") / "data" / "esker-demo.gguf")

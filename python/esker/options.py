@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: MIT
+"""Every option: its name, what it takes, its default.  One table serves Python keywords, command
+line flags and ESKER_ variables, so the three cannot drift apart.
+
+Owns: the only reading of the environment in Python.  Precedence: argument, environment, default.
+Bad values raise UsageError naming the option, what stood there and what is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .errors import UsageError, fault
+
+BACKENDS = ("auto", "cpu", "metal", "cuda")
+BACKENDS_BUILT = ("auto", "cpu")  # what this version runs
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = _UNITS[_letter] = 1024**_power
+
+_BYTES_MAX = 2**63 - 1
+_COUNT_MAX = 2**31 - 1
+
+
+class _Bad(ValueError):
+    """A value that does not fit; carries what is wanted, and a hint if there is one."""
+
+    def __init__(self, want: str, hint: str = "") -> None:
+        super().__init__(want)
+        self.want = want
+        self.hint = hint
+
+
+def _integer(value: object, want: str) -> int:
+    """An int from an int, an integral float, a numpy integer or text; never from a bool."""
+    if isinstance(value, str):
+        try:
+            return int(value.strip())
+        except ValueError:
+            raise _Bad(want) from None
+    if isinstance(value, bool):
+        raise _Bad(want)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _Bad(want) from None
+
+
+def _integer_between(low: int, high: int, want: str) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        number = _integer(value, want)
+        if not low <= number <= high:
+            raise _Bad(want)
+        return number
+
+    return parse
+
+
+def _count(value: object) -> int:
+    want = "a whole number from 0 (0 or 'auto' = automatic)"
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return 0
+    return _integer_between(0, _COUNT_MAX, want)(value)
+
+
+def _number_between(
+    low: float, high: float, want: str, *, low_open: bool = False
+) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        if isinstance(value, bool):
+            raise _Bad(want)
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise _Bad(want) from None
+        if not math.isfinite(number) or not low <= number <= high or (low_open and number == low):
+            raise _Bad(want)
+        return number
+
+    return parse
+
+
+def parse_size(value: object) -> int:
+    """Bytes from an int, or from text such as "8GB" (10^9), "512MiB" or "512M" (2^20).
+
+    0 and "auto" mean automatic.  Raises ValueError.
+    """
+    want = "a size such as 8GB, 512MiB or a number of bytes (0 or 'auto' = automatic)"
+    if not isinstance(value, str):
+        number = _integer(value, want)
+    elif value.strip().lower() == "auto":
+        return 0
+    else:
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([A-Z]*)", value.strip().upper(), re.ASCII)
+        if match is None or match[2] not in _UNITS:
+            raise _Bad(want)
+        whole = match[1].isdigit()
+        number = (int(match[1]) if whole else float(match[1])) * _UNITS[match[2]]  # type: ignore
+        number = int(number)
+        if not whole and number == 0 and float(match[1]) > 0:
+            raise _Bad(want)
+    if not 0 <= number <= _BYTES_MAX:
+        raise _Bad(want)
+    return number
+
+
+class Arena(NamedTuple):
+    """The arena's size: in bytes, or as a share of all expert records; both 0 = automatic."""
+
+    bytes: int = 0
+    fraction: float = 0.0
+
+
+def parse_arena(value: object) -> Arena:
+    """As parse_size, or a share of all experts such as "25%"."""
+    want = "a size such as 2GB, or a share of all experts such as 25% (above 0, at most 100)"
+    if isinstance(value, Arena):
+        return value
+    if isinstance(value, str) and value.strip().endswith("%"):
+        share = _number_between(0, 100, want, low_open=True)(value.strip()[:-1])
+        return Arena(fraction=share / 100)
+    if isinstance(value, float) and 0 < value < 1:
+        raise _Bad(want, f"for a share of all experts write '{100 * value:g}%'")
+    try:
+        return Arena(bytes=parse_size(value))
+    except _Bad:
+        raise _Bad(want) from None
+
+
+def _backend(value: object) -> str:
+    name = str(value).strip().lower()
+    if name not in BACKENDS:
+        raise _Bad(f"one of {', '.join(BACKENDS)}")
+    if name not in BACKENDS_BUILT:
+        raise _Bad(
+            f"one of {', '.join(BACKENDS_BUILT)}",
+            f"the {name} backend is not built into this version; leave --backend out to run on"
+            " the cpu",
+        )
+    return name
+
+
+def _path(value: object) -> str:
+    want = "a path"
+    try:
+        path = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        raise _Bad(want) from None
+    path = os.fsdecode(path)
+    if not path or "\0" in path:
+        raise _Bad(want)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise _Bad("a path that is valid UTF-8") from None
+    return str(path)
+
+
+def _max_tokens(value: object) -> int | None:
+    number = _integer_between(-1, _COUNT_MAX, "a whole number from 0, or -1 for no limit")(value)
+    return None if number == -1 else number
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: keyword `name`, flag --name, and (load options) variable ESKER_NAME."""
+
+    name: str
+    parse: Callable[[object], object]
+    default: object
+    metavar: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "ESKER_" + self.name.upper()
+
+    def read(self, value: object, where: str = "") -> object:
+        """The checked value.  Raises UsageError."""
+        try:
+            return self.parse(value)
+        except _Bad as bad:
+            raise UsageError(
+                fault("options", self.name, got=value, want=bad.want, where=where, hint=bad.hint)
+            ) from None
+
+
+LOAD = (
+    Option(
+        "model",
+        _path,
+        None,
+        "FILE",
+        "a GGUF file, or the first shard of one (default: the demo model in the package)",
+    ),
+    Option("backend", _backend, "auto", "NAME", "auto or cpu (metal and cuda are not built)"),
+    Option("memory", parse_size, 0, "SIZE", "limit of all memory, such as 8GB or 512MiB"),
+    Option(
+        "arena",
+        parse_arena,
+        Arena(),
+        "SIZE",
+        "memory for experts: a size, or a share of all experts such as 25%%",
+    ),
+    Option("slots", _count, 0, "N", "slots per layer for experts, instead of --arena"),
+    Option(
+        "context", _count, 0, "N", "longest text, in tokens (default: the model's, at most 4096)"
+    ),
+    Option("threads", _count, 0, "N", "compute threads (default: one per core)"),
+    Option("chunk", _count, 0, "N", "tokens of a prompt computed together"),
+    Option(
+        "ngram_table",
+        _path,
+        None,
+        "FILE",
+        "a GGUF file that holds the n-gram table, where the model's does not",
+    ),
+)
+
+SAMPLING = (
+    Option(
+        "max_tokens",
+        _max_tokens,
+        128,
+        "N",
+        "most tokens to generate, -1 = as the context allows (default 128)",
+    ),
+    Option(
+        "temperature",
+        _number_between(0, math.inf, "a number from 0 (0 = greedy)"),
+        0.8,
+        "X",
+        "0 = always the likeliest token (default 0.8)",
+    ),
+    Option(
+        "top_k",
+        _integer_between(0, _COUNT_MAX, "a whole number from 0 (0 = off)"),
+        40,
+        "N",
+        "sample among the N likeliest tokens, 0 = off (default 40)",
+    ),
+    Option(
+        "top_p",
+        _number_between(0, 1, "a number above 0, at most 1 (1 = off)", low_open=True),
+        0.95,
+        "X",
+        "sample among the likeliest tokens that together reach X, 1 = off (default 0.95)",
+    ),
+    Option(
+        "min_p",
+        _number_between(0, 1, "a number from 0 to 1 (0 = off)"),
+        0.05,
+        "X",
+        "drop tokens below X times the likeliest, 0 = off (default 0.05)",
+    ),
+    Option(
+        "seed",
+        _integer_between(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
+        None,
+        "N",
+        "makes sampling repeatable (default: another every run)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a model is loaded with; 0 and None mean automatic."""
+
+    model: str | None
+    backend: str
+    memory: int
+    arena: Arena
+    slots: int
+    context: int
+    threads: int
+    chunk: int
+    ngram_table: str | None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn; max_tokens None = as many as the context allows."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+
+
+def load_options(
+    given: Mapping[str, object], environ: Mapping[str, str] | None = None
+) -> LoadOptions:
+    """Load options from arguments (None = not given), else the environment, else the defaults.
+
+    An empty variable counts as unset.  Raises UsageError.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, object] = {}
+    for option in LOAD:
+        value = given.get(option.name)
+        text = environ.get(option.variable, "")
+        if value is not None:
+            values[option.name] = option.read(value)
+        elif text.strip():
+            values[option.name] = option.read(text, f"environment variable {option.variable}")
+        else:
+            values[option.name] = option.default
+    # Arena and slots are two ways to say one thing: what was given beats the environment.
+    if values["slots"] and values["arena"] != Arena():
+        by_argument = [name for name in ("arena", "slots") if given.get(name) is not None]
+        if len(by_argument) != 1:
+            raise UsageError(fault("options", "both arena and slots are set", want="one of them"))
+        values.update({"slots": 0} if by_argument == ["arena"] else {"arena": Arena()})
+    return LoadOptions(**values)  # type: ignore[arg-type]
+
+
+def sampling_options(given: Mapping[str, object]) -> SamplingOptions:
+    """Checked sampling options; a key that is absent takes its default.  Raises UsageError."""
+    values: dict[str, object] = {}
+    for option in SAMPLING:
+        value = given.get(option.name, option.default)
+        # None is "no limit" and "another seed every run"; for the others it is the default.
+        if value is None and option.name not in ("max_tokens", "seed"):
+            value = option.default
+        values[option.name] = None if value is None else option.read(value)
+    return SamplingOptions(**values)  # type: ignore[arg-type]
