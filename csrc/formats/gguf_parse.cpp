@@ -88,7 +88,7 @@ class Cursor {
     return text;
   }
 
-  // A key or a tensor's name: not empty, printable ASCII, so that messages and listings may hold it.
+  // A key or tensor name: not empty, printable ASCII, so that messages and listings may hold it.
   std::string take_name(uint64_t max_bytes) {
     std::string name = take_string(max_bytes);
     const bool plain = std::all_of(name.begin(), name.end(), [](char c) {

@@ -11,6 +11,9 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 #include <atomic>
@@ -96,16 +99,24 @@ void pass_on(int number, siginfo_t* info, void* context) {
   if (sent) ::raise(number);  // else the instruction runs again and ends the process
 }
 
+bool map_zeros(uintptr_t page) {
+  void* at = reinterpret_cast<void*>(page);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+#if defined(__linux__) && defined(SYS_mmap)
+  // Past the sanitizers' own mmap, which is not made for signal handlers and counts as a write.
+  return syscall(SYS_mmap, at, g_page_bytes, PROT_READ, flags, -1, 0) != -1;
+#else
+  return mmap(at, g_page_bytes, PROT_READ, flags, -1, 0) != MAP_FAILED;
+#endif
+}
+
 void on_bus_error(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
   Range* range = info->si_code > 0 ? find_range(address) : nullptr;
   if (range != nullptr) {
-    void* page = reinterpret_cast<void*>(address / g_page_bytes * g_page_bytes);
     range->lost = true;
-    const void* zeros = mmap(page, g_page_bytes, PROT_READ,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (zeros == MAP_FAILED) range = nullptr;
+    if (!map_zeros(address / g_page_bytes * g_page_bytes)) range = nullptr;
   }
   if (range == nullptr) pass_on(number, info, context);
   errno = saved_errno;
