@@ -122,9 +122,7 @@ def generate():
         grid = grid_of(package, class_name, rows, columns, values)
         users = "IQ1_S and IQ1_M" if class_name == "IQ1_S" else class_name
         parts.append(as_cpp(name, f"Grid of {users}.", grid))
-    parts.append(
-        as_cpp("kSigns", "Bit j = 1: value j of eight is negative.", sign_table(package))
-    )
+    parts.append(as_cpp("kSigns", "Bit j = 1: value j of eight is negative.", sign_table(package)))
     parts.append(as_cpp("kIq4Values", "Values of IQ4_NL and IQ4_XS.", iq4_table(package)))
     parts.append(
         as_cpp("kE2m1Doubled", "Twice the values of MXFP4 and NVFP4.", e2m1_table(package))
