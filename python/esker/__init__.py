@@ -14,7 +14,6 @@ module nor numpy.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from .errors import (
     DeviceError,
@@ -26,6 +25,7 @@ from .errors import (
     UsageError,
 )
 
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without the import
 if TYPE_CHECKING:
     from .chat import ChatTemplate
     from .model import Model

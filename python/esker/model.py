@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib import resources
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ class Model:
         )
         self.path = options.model or demo_path()
         self._open: _core.Engine | None = None
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         begin = time.perf_counter()
         self._open = _core.Engine(
             self.path,
@@ -93,12 +95,12 @@ class Model:
         )
         self.load_s = time.perf_counter() - begin
 
-    @property
+    @cached_property
     def info(self) -> dict[str, Any]:
         """What the file is: shapes, tensors, weight types, bytes by role."""
         return self._engine.info
 
-    @property
+    @cached_property
     def plan(self) -> dict[str, Any]:
         """The memory plan as applied: rows of what and bytes, slot classes, totals."""
         return self._engine.plan
@@ -184,9 +186,9 @@ class Model:
 
     def close(self) -> None:
         """Gives the memory and the files back.  The model and its sessions are then unusable."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        for session in self._sessions:
+            session._held = None
+        self._open = None
 
     def __enter__(self) -> Self:
         return self
@@ -205,8 +207,11 @@ class Model:
     @property
     def _engine(self) -> _core.Engine:
         if self._open is None:
-            raise UsageError(fault("model", "the model is closed", hint="open it again"))
+            raise self._closed()
         return self._open
+
+    def _closed(self) -> UsageError:
+        return UsageError(fault("model", "the model is closed", hint="open it again"))
 
     @cached_property
     def _text(self) -> tuple[Tokenizer, str | None]:
@@ -265,4 +270,4 @@ class Model:
 
 def demo_path() -> str:
     """Where the demo model lies."""
-    return str(resources.files("esker") / "data" / "esker-demo.gguf")
+    return str(Path(__file__).parent / "data" / "esker-demo.gguf")

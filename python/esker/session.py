@@ -258,7 +258,8 @@ class Session:
     def __init__(self, model: Model, native: _core.Session | None = None) -> None:
         self.model = model
         self.messages: list[Message] = []
-        self._native = native or model._engine.new_session()
+        self._held: _core.Session | None = native or model._engine.new_session()
+        model._sessions.add(self)
         self._pending: int | None = None  # drawn, and not computed yet
         self._chat_text = ""  # what of the conversation the state has read
         self._chat_broken = False  # a turn was cut off while it was read
@@ -294,7 +295,7 @@ class Session:
         Raises UsageError if the text grows beyond the context, or is empty.
         """
         self._stop()
-        self._prefill(self._encode(prompt, special), chunk, progress)
+        self._prefill(self.encode(prompt, special=special), chunk, progress)
 
     def decode(self, token: int) -> npt.NDArray[np.float32]:
         """Reads one token.  Returns the logits after it: float32 [vocab]."""
@@ -313,9 +314,8 @@ class Session:
     ) -> npt.NDArray[np.float32]:
         """Reads tokens, or a text.  Returns the logits after each: float32 [T, vocab]."""
         self._stop()
-        ids = self._encode(tokens, special)
+        ids = self.encode(tokens, special=special)
         self._settle()
-        self._check_room(len(ids))
         return self._native.evaluate(ids, chunk)
 
     def generate(
@@ -352,7 +352,7 @@ class Session:
         self._stop()
         if chat:
             return self._generate_chat(prompt, options, stop, progress)
-        tokens = self._encode(prompt, special)
+        tokens = self.encode(prompt, special=special)
         return self._start(tokens, options, stop, progress)
 
     def complete(self, prompt: Prompt | Sequence[Message] = "", **options: Any) -> Completion:
@@ -403,6 +403,12 @@ class Session:
     def __repr__(self) -> str:
         return f"<esker.Session, {self.position} of {self.context} tokens>"
 
+    @property
+    def _native(self) -> _core.Session:
+        if self._held is None:
+            raise self.model._closed()
+        return self._held
+
     def _settle(self) -> None:
         """Computes the token that was drawn last, if that has not been done."""
         if self._pending is not None:
@@ -412,7 +418,6 @@ class Session:
     def _prefill(self, tokens: list[int], chunk: int, progress: Progress | None) -> None:
         self._settle()
         if tokens:
-            self._check_room(len(tokens))
             self._native.prefill(tokens, chunk, progress)
 
     def _check_room(self, count: int) -> None:
@@ -426,8 +431,12 @@ class Session:
                 )
             )
 
-    def _encode(self, prompt: Prompt | Sequence[Message], special: bool) -> list[int]:
-        """Token ids of a prompt; a text's beginning gets the bos token if the model wants it."""
+    def encode(self, prompt: Prompt | Sequence[Message], *, special: bool = False) -> list[int]:
+        """Token ids of a prompt as they would be read here.
+
+        At the beginning of a text they start with the bos token if the model wants one.  Raises
+        UsageError for an empty prompt (there) and for one that does not fit into the context.
+        """
         fresh = self.position == 0
         if isinstance(prompt, (str, bytes)):
             tokenizer = self.model.tokenizer
@@ -445,6 +454,7 @@ class Session:
                     hint="this model has no token that begins a text; give it a word to start with",
                 )
             )
+        self._check_room(len(tokens))
         return tokens
 
     def _generate_chat(
@@ -502,8 +512,8 @@ class Session:
 
     def _restart(self) -> None:
         """Empties the state; what the conversation needs is read again."""
-        del self._native  # its memory goes before the new one's comes
-        self._native = self.model._engine.new_session()
+        self._held = None  # its memory goes before the new one's comes
+        self._held = self.model._engine.new_session()
         self._pending = None
         self._chat_text, self._chat_broken = "", False
         self._marks.clear()

@@ -14,6 +14,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline
+
 from .errors import FormatError, UsageError, fault
 
 
@@ -295,7 +298,18 @@ class _Keys:
         for index, element in enumerate(value):
             if type(element) is not kind:
                 raise _bad(f"{key}[{index}]", element, want, self._where)
+        if kind is str:
+            self._check_utf8(key, value)
         return list(value)
+
+    def _check_utf8(self, key: str, texts: Sequence[str]) -> None:
+        """Bytes that are not UTF-8 arrive as surrogates."""
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            for index, text in enumerate(texts):
+                if not text.isascii() and re.search("[\ud800-\udfff]", text):
+                    raise _bad(f"{key}[{index}]", text, "UTF-8", self._where) from None
 
     def types(self, count: int) -> list[int]:
         key = "tokenizer.ggml.token_type"
@@ -333,9 +347,6 @@ def _alternatives(tokens: Iterable[str]) -> re.Pattern[str]:
 
 def _build_bpe(ids: dict[str, int], tokens: list[str], keys: _Keys, pre: PreTokenizer) -> Any:
     """The library's BPE over the normal tokens, with the split patterns in front."""
-    from tokenizers import Regex, models, pre_tokenizers
-    from tokenizers import Tokenizer as Pipeline
-
     key = "tokenizer.ggml.merges"
     merges = []
     for index, merge in enumerate(keys.array(key, str)):

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""What may be written on the command line: parser, flags, help.
+
+Values stay text until options.py reads them, as it reads the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from ..options import LOAD, SAMPLING, Option, load_options, sampling_options
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"esker: error: {message}\nhint: {self.prog} --help\n")
+
+
+class _Version(argparse.Action):
+    """--version, looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from .. import __version__
+
+        print(f"esker {__version__}")
+        parser.exit(0)
+
+
+def parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
+    """Fills `args` with what the command line and the environment say.
+
+    Wrong usage ends the process with status 2, or raises UsageError (a value, a variable).
+    """
+    parser = _parser()
+    parser.parse_args(argv, args)
+    _check(parser, args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="esker",
+        description="Runs mixture-of-experts language models that are larger than memory.",
+        epilog="The options that load a model are also environment variables, such as"
+        " ESKER_MEMORY for --memory.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="continue a prompt", description="Continues a prompt.")
+    run.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from standard input")
+    run.add_argument(
+        "--chat", action="store_true", help="the prompt is a message, answered as in a chat"
+    )
+    _add_generation(run)
+
+    chat = commands.add_parser(
+        "chat",
+        help="talk, in several turns",
+        description="Talks in several turns; the model keeps what was said. One message a line;"
+        " /exit or end of input ends, /reset starts over.",
+    )
+    _add_generation(chat)
+
+    info = commands.add_parser(
+        "info", help="what a model file is", description="Shows what a model file is."
+    )
+    info.add_argument("file", metavar="MODEL", nargs="?", help="a GGUF file (as --model)")
+    _add_options(info, [option for option in LOAD if option.name in ("model", "ngram_table")])
+    _add_json(info)
+
+    logits = commands.add_parser(
+        "logits",
+        help="logits of every token of a text",
+        description="Writes the logits after every token of a text: float32 [T, vocab], .npy.",
+    )
+    logits.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="the text; - reads it from standard input"
+    )
+    logits.add_argument(
+        "--tokens", metavar="FILE", help="token ids instead: text, a JSON list or .npy"
+    )
+    logits.add_argument(
+        "--out", metavar="FILE.npy", default="logits.npy", help="default logits.npy"
+    )
+    _add_options(logits, LOAD)
+    _add_json(logits)
+    return parser
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    _add_options(parser, SAMPLING, {"max_tokens": "-n"})
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="ends the text before TEXT; may be given several times",
+    )
+    parser.add_argument(
+        "--stats", action="store_true", help="print times and what was streamed to stderr"
+    )
+    _add_options(parser, LOAD)
+    _add_json(parser)
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, options: Iterable[Option], short: dict[str, str] | None = None
+) -> None:
+    for option in options:
+        flags = [(short or {})[option.name]] if option.name in (short or {}) else []
+        parser.add_argument(
+            *flags, option.flag, dest=option.name, metavar=option.metavar, help=option.help
+        )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object to standard output"
+    )
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Settles what argparse does not.  Raises UsageError."""
+    if args.command == "logits" and (args.prompt is None) == (args.tokens is None):
+        parser.error("logits: give a PROMPT or --tokens FILE, and not both")
+    if args.command == "info" and args.file is not None:
+        if args.model is not None:
+            parser.error("info: give MODEL or --model, and not both")
+        args.model = args.file
+    given = vars(args)
+    args.load = load_options(given)
+    if hasattr(args, "temperature"):
+        present = {option.name: given[option.name] for option in SAMPLING}
+        args.sampling = sampling_options(
+            {name: value for name, value in present.items() if value is not None}
+        )
+    if "" in getattr(args, "stop", []):
+        parser.error("--stop: got '', want a text of one character or more")
