@@ -91,7 +91,7 @@ class Cursor {
   // A key or tensor name: not empty, printable ASCII, so that messages and listings may hold it.
   std::string take_name(uint64_t max_bytes) {
     std::string name = take_string(max_bytes);
-    const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
+    const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
       return c >= 0x20 && c < 0x7f;
     });
     if (name.empty() || !plain) {
@@ -129,8 +129,8 @@ constexpr Stranger kStrangers[] = {
                                std::min<uint64_t>(file.size_bytes(), 256));
   std::string got = "bytes \"" + printable(start.substr(0, 8)) + "\"";
   const char* hint = kNotAModel;
-  const bool is_text = std::all_of(start.begin(), start.end(), [](char c) {
-    return (c >= 0x20 && c != 0x7f) || (c >= 0x09 && c <= 0x0d) || c < 0;
+  const bool is_text = std::all_of(start.begin(), start.end(), [](unsigned char c) {
+    return (c >= 0x20 && c != 0x7f) || (c >= 0x09 && c <= 0x0d);
   });
   const size_t first = start.find_first_not_of(" \t\r\n\xef\xbb\xbf");
   const std::string_view body = first == start.npos ? start : start.substr(first);

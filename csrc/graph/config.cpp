@@ -84,7 +84,7 @@ void ConfigReader::check_architecture() const {
   if (found == kArchitecture) return;
   std::string shown = found.substr(0, 60);
   std::replace_if(
-      shown.begin(), shown.end(), [](char c) { return c < 0x20 || c == 0x7f; }, '?');
+      shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; }, '?');
   raise(ErrorKind::kFormat, kComponent,
         {"this model has another architecture", "\"" + shown + "\"",
          std::string("\"") + kArchitecture + "\"", model_.path() + ", key general.architecture",
