@@ -9,24 +9,43 @@ import math
 import random
 import struct
 
+import esker
 import numpy as np
 import pytest
-
-import esker
 from support import gguf_edit as edit
 
 TOKENS = [1, 2, 3, 400, 5, 6, 7]
 PREFIX = "qwen4exp."
 
 # Numbers that a model must give, with the tests' micro model having them all.
-NUMBERS = """
-block_count context_length embedding_length attention.head_count attention.head_count_kv
-attention.key_length attention.value_length rope.dimension_count expert_count expert_used_count
-expert_feed_forward_length expert_shared_feed_forward_length ssm.conv_kernel ssm.state_size
-ssm.group_count ssm.time_step_rank ssm.inner_size hyper_connection.count hyper_connection.low_rank
-attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k ple.ngram_size
-ple.heads_per_ngram ple.conv_kernel embedding_length_per_layer_input
-""".split()
+NUMBERS = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+    "hyper_connection.count",
+    "hyper_connection.low_rank",
+    "attention.indexer.head_count",
+    "attention.indexer.key_length",
+    "attention.indexer.top_k",
+    "ple.ngram_size",
+    "ple.heads_per_ngram",
+    "ple.conv_kernel",
+    "embedding_length_per_layer_input",
+]
 FLOATS = ["attention.layer_norm_rms_epsilon", "rope.freq_base"]
 ARRAYS = ["ple.layers", "ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes"]
 
