@@ -154,7 +154,8 @@ class Tokenizer:
         stops = {self.eos, keys.token("eot_token_id", self.n_vocab)}
         stops.update(self._control.get(token) for token in _STOP_TOKENS)
         self.stop_tokens = frozenset(index for index in stops if index is not None)
-        self._bpe = _build_bpe(self._ids, self._tokens, keys, pre)
+        unknown = self._unknown if None in self._byte_ids else None
+        self._bpe = _build_bpe(self._ids, self.token_text(unknown), unknown, keys, pre)
         self._bytes: list[bytes | None] = [None] * self.n_vocab
 
     def encode(
@@ -345,8 +346,13 @@ def _alternatives(tokens: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
-def _build_bpe(ids: dict[str, int], tokens: list[str], keys: _Keys, pre: PreTokenizer) -> Any:
-    """The library's BPE over the normal tokens, with the split patterns in front."""
+def _build_bpe(
+    ids: dict[str, int], unknown_text: str, unknown: int | None, keys: _Keys, pre: PreTokenizer
+) -> Any:
+    """The library's BPE over the normal tokens, with the split patterns in front.
+
+    `unknown` stands for a byte that has no token; None where all have.
+    """
     key = "tokenizer.ggml.merges"
     merges = []
     for index, merge in enumerate(keys.array(key, str)):
@@ -362,7 +368,11 @@ def _build_bpe(ids: dict[str, int], tokens: list[str], keys: _Keys, pre: PreToke
                     keys._where,
                 )
         merges.append((left, right))
-    pipeline = Pipeline(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
+    options: dict[str, Any] = {"ignore_merges": pre.ignore_merges}
+    if unknown is not None:
+        ids = {**ids, unknown_text: unknown}
+        options["unk_token"] = unknown_text
+    pipeline = Pipeline(models.BPE(vocab=ids, merges=merges, **options))
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pipeline.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
