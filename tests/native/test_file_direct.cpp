@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Direct reads and read_exactly on real files: every kind of offset, length and address, file systems
-// that refuse direct reads, files that are cut, missing or no files, and what the page cache keeps.
+// Direct reads and read_exactly on real files: every kind of offset, length and address, refused
+// direct reads, files that are cut, missing or no files, and what the page cache keeps.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
