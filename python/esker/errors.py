@@ -48,11 +48,14 @@ class NumericError(EskerError, ArithmeticError):
     """NaN or infinity stood where a number was due."""
 
 
+_ABSENT = object()
+
+
 def fault(
     component: str,
     what: str,
     *,
-    got: object = None,
+    got: object = _ABSENT,
     want: str = "",
     where: str = "",
     hint: str = "",
@@ -62,11 +65,11 @@ def fault(
     `got` stands as its repr (cut when long), so that 8 and "8" look different.
     """
     text = f"[{component}] {what}"
-    if got is not None:
+    if got is not _ABSENT:
         shown = repr(got)
         text += f": got {shown if len(shown) <= 80 else shown[:77] + '...'}"
     if want:
-        text += (", want " if got is not None else ": want ") + want
+        text += (", want " if got is not _ABSENT else ": want ") + want
     if where:
         text += f" ({where})"
     if hint:

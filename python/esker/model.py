@@ -134,7 +134,7 @@ class Model:
         top_p: float = DEFAULT.top_p,
         min_p: float = DEFAULT.min_p,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         chat: bool = False,
         session: Session | None = None,
         special: bool = False,

@@ -102,7 +102,7 @@ class Generation(Iterator[Piece]):
         session: Session,
         tokens: list[int],
         options: SamplingOptions,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         progress: Progress | None,
     ) -> None:
         session._check_room(len(tokens))
@@ -328,7 +328,7 @@ class Session:
         top_p: float = DEFAULT.top_p,
         min_p: float = DEFAULT.min_p,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         chat: bool = False,
         special: bool = False,
         progress: Progress | None = None,
@@ -461,7 +461,7 @@ class Session:
         self,
         prompt: Prompt | Sequence[Message],
         options: SamplingOptions,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         progress: Progress | None,
     ) -> Generation:
         if isinstance(prompt, bytes):
@@ -497,7 +497,7 @@ class Session:
         self,
         tokens: list[int],
         options: SamplingOptions,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         progress: Progress | None,
     ) -> Generation:
         generation = Generation(self, tokens, options, stop, progress)

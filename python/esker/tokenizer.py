@@ -429,15 +429,17 @@ class StopFilter:
     the beginning of a stop string is held back until it is known not to be.
     """
 
-    def __init__(self, stop: str | Sequence[str] = ()) -> None:
+    def __init__(self, stop: str | Iterable[str] | None = ()) -> None:
         """Raises UsageError for a stop string that is empty or no text."""
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops: tuple[object, ...] = (stop,)
+        if not isinstance(stop, str):
+            stops = tuple(stop) if isinstance(stop, Iterable) else () if stop is None else stops
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise UsageError(
                     fault("options", "stop", got=text, want="texts of one character or more")
                 )
-        self._stops = tuple(dict.fromkeys(stops))
+        self._stops = tuple(dict.fromkeys(map(str, stops)))
         self._held = ""
         self.stopped = False
 
