@@ -17,7 +17,10 @@ namespace {
 class StreamTurns final : public HostTurns {
  public:
   StreamTurns(ExpertStream& stream, const PollFn& poll) : stream_(stream), poll_(poll) {}
-  void begin_turn(int, std::span<const int32_t> picks) override { picks_ = picks; }
+  void begin_turn(int layer, std::span<const int32_t> picks) override {
+    picks_ = picks;
+    stream_.begin_layer(layer, picks, poll_);
+  }
   ExpertRound finish_turn(int layer, int round) override {
     const TurnResult r = stream_.at_layer(layer, picks_, round, poll_);
     return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more};
@@ -195,7 +198,12 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
                 .arena = &arena_view_,
                 .scratch = scratch_.get()};
   StreamTurns turns(*stream_, poll);
-  backend_->run_graph_seg(graph, run, turns, poll);
+  try {
+    backend_->run_graph_seg(graph, run, turns, poll);
+  } catch (...) {
+    stream_->abandon_turn();
+    throw;
+  }
   weights_->check_files_unchanged();
   check_finite(logits, n_logit_rows, config_.n_vocab, run.position + tokens.size() - n_logit_rows);
 }

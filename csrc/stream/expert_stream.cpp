@@ -74,9 +74,10 @@ struct ExpertStream::State {
 
   void check_layer(int layer) const;
   void gather_experts(int layer, std::span<const int32_t> picks);
-  void bring_in(uint32_t layer, std::span<const int32_t> wanted, const InterruptCheck& check);
-  void read_loads(uint32_t layer, std::span<const ResidencyPolicy::Load> loads,
-                  const InterruptCheck& check);
+  std::span<const int32_t> round_of(int layer, int round) const;
+  void start(int layer, std::span<const int32_t> picks, int round, const InterruptCheck& check);
+  void finish(const InterruptCheck& check);
+  void give_up() noexcept;
   void await_abandoned(const InterruptCheck& check);
 
   const std::vector<RecordLayout> layers;
@@ -85,6 +86,11 @@ struct ExpertStream::State {
   std::vector<uint8_t> picked;    // [n_expert] scratch, zero between calls
   std::vector<int32_t> experts;   // of the turn, ascending
   StreamCounters counters;
+  // The round that has been started and not finished: its loads (the policy's) and their reads.
+  bool started = false;
+  uint32_t started_layer = 0;
+  std::span<const ResidencyPolicy::Load> loads;
+  std::shared_ptr<ReadTicket> ticket;  // null when nothing had to be read
   // Reads of a turn that failed or was interrupted, still running into slots that are free by now.
   // The next turn awaits them before anything else, so a stalled disk cannot hold up an interrupt,
   // and no decision depends on when they end.
@@ -129,48 +135,79 @@ void ExpertStream::State::await_abandoned(const InterruptCheck& check) {
   abandoned.reset();
 }
 
-void ExpertStream::State::bring_in(uint32_t layer, std::span<const int32_t> wanted,
-                                   const InterruptCheck& check) {
-  const auto loads = policy.request(layer, wanted);
+// The experts of a round of the turn at hand.
+std::span<const int32_t> ExpertStream::State::round_of(int layer, int round) const {
+  const size_t per_round = policy.slot_count(static_cast<uint32_t>(layer));
+  const size_t first = round < 0 ? experts.size() : static_cast<size_t>(round) * per_round;
+  if (round != 0 && first >= experts.size()) {
+    raise(ErrorKind::kUsage, "stream",
+          {.what = "the turn has no such round",
+           .got = std::to_string(round),
+           .want = "less than " + std::to_string((experts.size() + per_round - 1) / per_round),
+           .where = "layer " + std::to_string(layer),
+           .hint = {}});
+  }
+  return std::span<const int32_t>(experts).subspan(first, std::min(per_round, experts.size() - first));
+}
+
+// Looks a round's experts up and submits all its demand reads at once.
+void ExpertStream::State::start(int layer, std::span<const int32_t> picks, int round,
+                                const InterruptCheck& check) {
+  give_up();
+  check_layer(layer);
+  gather_experts(layer, picks);
+  const std::span<const int32_t> wanted = round_of(layer, round);
+  await_abandoned(check);
+  const auto l = static_cast<uint32_t>(layer);
+  loads = policy.request(l, wanted);
+  started = true;
+  started_layer = l;
+  if (round == 0) counters.turns += 1;
   counters.lookups += wanted.size();
   counters.hits += wanted.size() - loads.size();
   counters.demand_misses += loads.size();
-  for (const auto& load : loads) counters.evictions += load.evicts;
   if (loads.empty()) return;
-  try {
-    read_loads(layer, loads, check);
-  } catch (...) {
-    // All of them, read or not: what is resident must not depend on how far the disk had come.
-    for (const auto& load : loads) policy.failed(load.slot);
-    throw;
-  }
-  for (const auto& load : loads) {
-    policy.loaded(load.slot);
-    for (const RecordPiece& piece : layers[layer].pieces) counters.bytes_read += piece.bytes;
-  }
-}
-
-void ExpertStream::State::read_loads(uint32_t layer, std::span<const ResidencyPolicy::Load> loads,
-                                     const InterruptCheck& check) {
   std::vector<ReadPiece> pieces;
-  pieces.reserve(loads.size() * layers[layer].pieces.size());
+  pieces.reserve(loads.size() * layers[l].pieces.size());
   for (const auto& load : loads) {
+    counters.evictions += load.evicts;
     uint8_t* const record = arena + policy.slot_offset_bytes(load.slot);
-    for (const RecordPiece& piece : layers[layer].pieces) {
+    for (const RecordPiece& piece : layers[l].pieces) {
       pieces.push_back({.file = piece.file,
                         .offset = piece.offset + load.expert * piece.stride_bytes,
                         .bytes = piece.bytes,
                         .to = record + piece.record_offset});
     }
   }
-  const auto ticket = queue.submit(std::move(pieces), ReadPriority::kDemand);
-  const Stopwatch waiting(&counters.wait_ns);
-  try {
-    queue.wait(*ticket, check);
-  } catch (...) {
-    if (!queue.drop(*ticket)) abandoned = ticket;
-    throw;
+  ticket = queue.submit(std::move(pieces), ReadPriority::kDemand);
+}
+
+// Waits for the round's reads and makes its experts resident.
+void ExpertStream::State::finish(const InterruptCheck& check) {
+  if (ticket) {
+    const Stopwatch waiting(&counters.wait_ns);
+    try {
+      queue.wait(*ticket, check);
+    } catch (...) {
+      give_up();
+      throw;
+    }
+    ticket.reset();
   }
+  for (const auto& load : loads) {
+    policy.loaded(load.slot);
+    for (const RecordPiece& piece : layers[started_layer].pieces) counters.bytes_read += piece.bytes;
+  }
+  started = false;
+}
+
+void ExpertStream::State::give_up() noexcept {
+  if (!started) return;
+  started = false;
+  if (ticket && !queue.drop(*ticket)) abandoned = ticket;
+  ticket.reset();
+  // All of them, read or not: what is resident must not depend on how far the disk had come.
+  for (const auto& load : loads) policy.failed(load.slot);
 }
 
 ExpertStream::ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert,
@@ -190,32 +227,27 @@ ExpertStream::ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert,
 
 ExpertStream::~ExpertStream() = default;
 
+void ExpertStream::begin_layer(int layer, std::span<const int32_t> picks,
+                               const InterruptCheck& check) {
+  const Stopwatch host(&state_->counters.host_ns);
+  state_->start(layer, picks, 0, check);
+}
+
 TurnResult ExpertStream::at_layer(int layer, std::span<const int32_t> picks, int round,
                                   const InterruptCheck& check) {
   State& s = *state_;
   const Stopwatch host(&s.counters.host_ns);
-  s.check_layer(layer);
-  s.gather_experts(layer, picks);
-  const size_t per_round = s.policy.slot_count(static_cast<uint32_t>(layer));
-  const size_t first = round < 0 ? s.experts.size() : static_cast<size_t>(round) * per_round;
-  if (round != 0 && first >= s.experts.size()) {
-    raise(ErrorKind::kUsage, "stream",
-          {.what = "the turn has no such round",
-           .got = std::to_string(round),
-           .want = "less than " + std::to_string((s.experts.size() + per_round - 1) / per_round),
-           .where = "layer " + std::to_string(layer),
-           .hint = {}});
-  }
-  s.await_abandoned(check);
-  if (round == 0) s.counters.turns += 1;
-  const size_t count = std::min(per_round, s.experts.size() - first);
-  const auto wanted = std::span<const int32_t>(s.experts).subspan(first, count);
-  s.bring_in(static_cast<uint32_t>(layer), wanted, check);
+  const bool begun = s.started && round == 0 && static_cast<int64_t>(s.started_layer) == layer;
+  if (!begun) s.start(layer, picks, round, check);
+  s.finish(check);
 #ifndef NDEBUG
   s.policy.check_invariants();
 #endif
-  return {.experts = wanted, .more = first + count < s.experts.size()};
+  const std::span<const int32_t> here = s.round_of(layer, round);
+  return {.experts = here, .more = here.data() + here.size() != s.experts.data() + s.experts.size()};
 }
+
+void ExpertStream::abandon_turn() noexcept { state_->give_up(); }
 
 void ExpertStream::after_layer(int layer) {
   const Stopwatch after(&state_->counters.after_ns);

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "backends/cpu/cpu_backend.h"
 
-#include <algorithm>
-#include <thread>
-
 #include "backends/cpu/ops.h"
 #include "base/aligned_buffer.h"
+#include "base/machine.h"
 #include "formats/quants.h"
 
 namespace esker {
@@ -160,8 +158,8 @@ class CpuBackend final : public Backend {
 
 std::unique_ptr<Backend> make_cpu_backend(const Config& config, const Weights& weights,
                                           const CpuOptions& options) {
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::make_unique<CpuBackend>(config, weights, options.threads > 0 ? options.threads : cores);
+  const int threads = options.threads > 0 ? options.threads : machine_cores();
+  return std::make_unique<CpuBackend>(config, weights, threads);
 }
 
 }  // namespace esker
