@@ -571,3 +571,19 @@ def test_every_public_name_is_there():
     assert set(esker.__all__) <= set(dir(esker))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = esker.nothing
+
+
+def test_stub_names_what_the_native_module_has():
+    import ast
+    from pathlib import Path
+
+    from esker import _core
+
+    stub = ast.parse((Path(esker.__file__).parent / "_core.pyi").read_text())
+    for node in stub.body:
+        if isinstance(node, ast.FunctionDef):
+            assert callable(getattr(_core, node.name))
+        elif isinstance(node, ast.ClassDef):
+            members = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            there = {name for name in dir(getattr(_core, node.name)) if not name.startswith("_")}
+            assert members - {"__init__"} == there
