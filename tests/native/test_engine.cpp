@@ -25,7 +25,11 @@ struct Bench {
   std::shared_ptr<Engine> engine;
 
   explicit Bench(uint32_t slots = 1, int threads = 2, int readers = 3) {
-    EngineOptions options{.path = kModel, .slots = slots, .threads = threads, .reader_threads = readers};
+    EngineOptions options;
+    options.path = kModel;
+    options.slots = slots;
+    options.threads = threads;
+    options.reader_threads = readers;
     options.open_file = [this](const std::string& path) -> std::shared_ptr<File> {
       auto& file = files[path];
       if (!file) file = std::make_shared<FaultFile>(open_direct(path));
@@ -100,7 +104,7 @@ TEST(engine_says_what_failed_and_the_session_goes_on) {
   const uint64_t reads = bench.file().reads() - before;
   CHECK(reads > 20);
   // Every read of a short run in turn fails for good (it and all after it), then the disk heals.
-  for (uint64_t first = 0; first < reads; first += 1 + first / 8) {
+  for (uint64_t first = 0; first < reads; first += 1 + first / 4) {
     Bench fresh;
     Session session(fresh.engine);
     fresh.file().set_hook(fail_reads(first, UINT64_MAX / 2, EIO));
@@ -152,7 +156,7 @@ TEST(engine_can_be_interrupted_while_it_waits_for_a_read) {
 
 TEST(engine_interrupted_anywhere_leaves_the_session_at_a_chunk) {
   const std::vector<float> want = reference();
-  for (int after = 1; after < 400; after += 1 + after / 5) {
+  for (int after = 1; after < 400; after += 1 + after / 2) {
     Bench bench;
     Session session(bench.engine);
     int polls = 0;
