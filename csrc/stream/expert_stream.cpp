@@ -147,7 +147,8 @@ std::span<const int32_t> ExpertStream::State::round_of(int layer, int round) con
            .where = "layer " + std::to_string(layer),
            .hint = {}});
   }
-  return std::span<const int32_t>(experts).subspan(first, std::min(per_round, experts.size() - first));
+  const size_t count = std::min(per_round, experts.size() - first);
+  return std::span<const int32_t>(experts).subspan(first, count);
 }
 
 // Looks a round's experts up and submits all its demand reads at once.
@@ -196,7 +197,7 @@ void ExpertStream::State::finish(const InterruptCheck& check) {
   }
   for (const auto& load : loads) {
     policy.loaded(load.slot);
-    for (const RecordPiece& piece : layers[started_layer].pieces) counters.bytes_read += piece.bytes;
+    for (const auto& piece : layers[started_layer].pieces) counters.bytes_read += piece.bytes;
   }
   started = false;
 }
@@ -244,7 +245,7 @@ TurnResult ExpertStream::at_layer(int layer, std::span<const int32_t> picks, int
   s.policy.check_invariants();
 #endif
   const std::span<const int32_t> here = s.round_of(layer, round);
-  return {.experts = here, .more = here.data() + here.size() != s.experts.data() + s.experts.size()};
+  return {.experts = here, .more = !here.empty() && here.back() != s.experts.back()};
 }
 
 void ExpertStream::abandon_turn() noexcept { state_->give_up(); }

@@ -65,14 +65,16 @@ class ExpertStream {
   // that the device may compute meanwhile. Optional: at_layer begins what has not been begun.
   void begin_layer(int layer, std::span<const int32_t> picks, const InterruptCheck& check);
 
-  // At the cut of a layer: brings in the picked experts, waits for them, publishes their slot codes in
-  // residency(layer).
+  // At the cut of a layer: brings in the picked experts, waits for them, publishes their slot codes
+  // in residency(layer).
   // picks: expert indices [n], any order, duplicates allowed; an index out of range throws.
   // When they do not all fit at once (a prompt in a small arena), they come in rounds of ascending
-  // experts: round 0 starts the turn, and the caller asks for round r + 1 while `more`. An expert of
-  // a finished round may be evicted by a later one. The rounds depend on picks and arena only, never
-  // on the speed of the disk.
-  // On an exception (a failed read, an interrupt) no slot is lost or left loading; the stream works on.
+  // experts: round 0 starts the turn, and the caller asks for round r + 1, with the same picks,
+  // while `more`. An expert of a finished round may be evicted by a later one. The rounds depend on
+  // picks and arena only, never on the speed of the disk. The answer is valid until the next call.
+  // On an exception (a failed read, an interrupt) no slot is lost or left loading; the stream works
+  // on. Reads of such a turn may run on for a while into slots that are free again: the next turn
+  // awaits them first, the destructor last, so the arena must outlive the stream.
   TurnResult at_layer(int layer, std::span<const int32_t> picks, int round,
                       const InterruptCheck& check);
 

@@ -336,6 +336,23 @@ TEST(expert_stream_interrupts_do_not_depend_on_how_far_the_disk_had_come) {
   }
 }
 
+TEST(expert_stream_reuses_no_slot_while_an_old_read_runs) {
+  Bench bench(0, 3);
+  Gate gate;
+  bench.set_hooks([&](FaultFile& f, const FaultFile::Read& read) {
+    if (read.index == 0) gate.pass();
+    return f.serve(read);
+  });
+  const InterruptCheck stop = [] { throw Interrupted(); };
+  const std::vector<int32_t> picks = {3, 7, 8}, others = {9};
+  MESSAGE_OF(Interrupted, bench.stream->at_layer(0, picks, 0, stop));
+  // Its own reads would be served at once.
+  MESSAGE_OF(Interrupted, bench.stream->at_layer(0, others, 0, stop));
+  gate.open();
+  bench.turn(0, others);
+  bench.turn(0, picks);
+}
+
 TEST(expert_stream_may_go_with_reads_still_running) {
   Gate gate;
   std::thread opener;
@@ -394,4 +411,56 @@ TEST(expert_stream_refuses_records_beyond_slot_or_file) {
   CHECK(error_of([&] {
           ExpertStream(layers, kExperts, bench.plan, bench.arena.data(), StreamOptions{});
         }).kind() == ErrorKind::kUsage);
+}
+
+TEST(expert_stream_begin_changes_when_reads_start_and_nothing_else) {
+  for (const uint64_t arena : kArenas) {
+    Bench plain(arena), begun(arena);
+    std::mt19937 random(11);
+    for (int i = 0; i < 60; ++i) {
+      const auto picks = random_picks(random, i % 9 == 0 ? 40 : 3);
+      plain.turn(i % kLayers, picks);
+      begun.stream->begin_layer(i % kLayers, picks, kNoCheck);
+      begun.check_contents();
+      begun.turn(i % kLayers, picks);
+      CHECK(plain.maps() == begun.maps());
+    }
+    const StreamCounters a = plain.stream->counters(), b = begun.stream->counters();
+    CHECK_EQUAL(a.turns, b.turns);
+    CHECK_EQUAL(a.lookups, b.lookups);
+    CHECK_EQUAL(a.hits, b.hits);
+    CHECK_EQUAL(a.evictions, b.evictions);
+    CHECK_EQUAL(a.bytes_read, b.bytes_read);
+  }
+}
+
+TEST(expert_stream_begin_does_not_wait) {
+  Bench bench(0, 2);
+  Gate gate;
+  bench.set_hooks(gate.hook());
+  const std::vector<int32_t> picks = {3, 7, 8};
+  bench.stream->begin_layer(0, picks, kNoCheck);  // hangs if it waits
+  gate.await(2);
+  CHECK_EQUAL(bench.stream->residency(0)[3], -1);
+  gate.open();
+  bench.turn(0, picks);
+}
+
+TEST(expert_stream_abandoned_turns_leave_no_trace_but_evictions) {
+  for (const bool explicitly : {false, true}) {
+    Bench bench(0, 2);
+    bench.turn(0, {1, 2, 3});
+    Gate gate;
+    bench.set_hooks(gate.hook());
+    const std::vector<int32_t> picks = {3, 7, 8};
+    bench.stream->begin_layer(0, picks, kNoCheck);
+    gate.await(2);
+    if (explicitly) bench.stream->abandon_turn();
+    if (explicitly) bench.stream->abandon_turn();
+    gate.open();
+    bench.check_contents();
+    bench.turn(2, {4, 5});  // another layer: a turn that was only begun is given up
+    CHECK_EQUAL(bench.stream->residency(0)[7], -1);
+    run_trace(bench, 12, 20);
+  }
 }
