@@ -112,21 +112,6 @@ def test_generation_stops_before_a_stop_string(demo, greedy):
     assert len(result.tokens) <= len(greedy.tokens)
 
 
-def test_generation_stops_at_a_stop_token(demo):
-    session = demo.session()
-    session.prefill([4093])
-    for seed in range(200):
-        result = session.fork().complete(
-            "", max_tokens=1, seed=seed, temperature=50, top_k=0, top_p=1, min_p=0
-        )
-        if result.tokens[0] in demo.tokenizer.stop_tokens:
-            break
-    # Whatever was drawn: only a stop token ends with "stop", and it has no text.
-    stops = result.tokens[0] in demo.tokenizer.stop_tokens
-    assert (result.finish_reason == "stop") == stops
-    assert not stops or result.text == ""
-
-
 def test_stop_token_is_no_part_of_the_session(demo, monkeypatch, greedy):
     tokenizer = demo.tokenizer
     monkeypatch.setattr(tokenizer, "stop_tokens", frozenset([greedy.tokens[3]]))
@@ -261,6 +246,14 @@ def test_rewind_comes_back_as_often_as_wanted(demo, greedy):
     with pytest.raises(UsageError):
         session.rewind(mark + 17)
     assert session.complete(max_tokens=6, temperature=0).tokens == greedy.tokens[4:10]
+
+
+def test_reset_empties_a_session(demo, greedy):
+    session = demo.session()
+    session.complete("Hello", chat=True, max_tokens=2)
+    session.reset()
+    assert (session.tokens, session.position, session.messages) == ([], 0, [])
+    assert session.complete(PROMPT, max_tokens=3, temperature=0).tokens == greedy.tokens[:3]
 
 
 def test_saved_session_goes_on_as_it_would_have(demo, greedy, tmp_path):

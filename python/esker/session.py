@@ -383,6 +383,12 @@ class Session:
         messages, self._chat_text, self._chat_broken = self._marks[checkpoint]
         self.messages = list(messages)
 
+    def reset(self) -> None:
+        """Empties the session."""
+        self._stop()
+        self._restart()
+        self.messages = []
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the state to a file.  Raises ReadError if that fails."""
         self._settle()

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import sys
 
+from ..errors import EskerError
 from ..session import Completion, Session
 from .common import (
     ignore_interrupts,
@@ -34,19 +35,20 @@ def run(args: argparse.Namespace) -> int:
         session = model.session()
         if terminal:
             print(_HELP, file=sys.stderr)
-        while not interrupted:
-            try:
-                message = _ask(terminal, args.json)
-            except KeyboardInterrupt:
-                interrupted = True
-                break
-            if message is None or message.strip() in ("/exit", "/quit"):
-                break
-            if message.strip() == "/reset":
-                session = model.session()
-            elif message.strip():
-                results.append(_turn(session, message, args))
-                interrupted = results[-1].finish_reason == "interrupted" and not terminal
+        try:
+            while (message := _ask(terminal, args.json)) is not None:
+                word = message.strip()
+                if word in ("/exit", "/quit"):
+                    break
+                if word == "/reset":
+                    session.reset()
+                elif word:
+                    result = _turn(session, message, args, terminal)
+                    results += [result] if result else []
+                    if result and result.finish_reason == "interrupted" and not terminal:
+                        raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            interrupted = True
     if interrupted:
         ignore_interrupts()
     if args.json:
@@ -75,10 +77,19 @@ def _ask(terminal: bool, json: bool) -> str | None:
         return None
 
 
-def _turn(session: Session, message: str, args: argparse.Namespace) -> Completion:
-    with prompt_progress() as progress:
-        generation = session.generate(message, chat=True, progress=progress, **sampling(args))
-        result = show(generation, args.json)
+def _turn(
+    session: Session, message: str, args: argparse.Namespace, terminal: bool
+) -> Completion | None:
+    """Answers a message.  None: it failed, and the person at the terminal was told."""
+    try:
+        with prompt_progress() as progress:
+            generation = session.generate(message, chat=True, progress=progress, **sampling(args))
+            result = show(generation, args.json)
+    except EskerError as error:
+        if not terminal:
+            raise
+        print(f"esker: error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return None
     if args.stats:
         from ..report import print_stream_report
 

@@ -26,9 +26,6 @@ def run(args: argparse.Namespace) -> int:
         result = show(generation, args.json)
         if result.finish_reason == "interrupted":
             ignore_interrupts()
-        if result.finish_reason == "context":
-            limit = model.plan["context"]
-            print(f"esker: the context of {limit} tokens is full (--context)", file=sys.stderr)
         if args.stats:
             from ..report import print_stream_report
 
@@ -56,4 +53,7 @@ def show(generation: Generation, quiet: bool) -> Completion:
         rest = result.text[shown:]
         if rest or not result.text.endswith("\n"):
             write(rest + "\n")
+    if result.finish_reason == "context":
+        limit = result.plan["context"]
+        print(f"esker: the context of {limit} tokens is full (--context)", file=sys.stderr)
     return result
