@@ -5,6 +5,11 @@ Everything made or opened here lives as long as the test session, so that a file
 and a model loaded once, however many tests use it.
 """
 
+import os
+
+# Before numpy loads: the oracle's products are small, and its threads would only wait for cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import numpy as np

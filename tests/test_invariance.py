@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from support.compare import assert_bit_equal, assert_close, assert_close_and_same_top
 from support.prompts import EOS, prompts, random_tokens
+from support.tiny_model import TinyShape
 
 CHUNK_LIMIT = 1e-4
 CHUNKS = (1, 2, 3, 7, 64)
 # Name -> QSA budget in tokens; past it a query chooses blocks.
-BUDGETS = {"micro": 16, "a": 64, "mq-mix1": 32}
+BUDGETS = {"micro": 16, "a": 64}
+MANY_EXPERTS = TinyShape(seed=5, layers=2, interval=2, experts=64, topk=5)
 
 
 @pytest.fixture(params=["micro", "a"])
@@ -127,18 +129,27 @@ def test_threads_do_not_show(name, model_path, open_model):
         assert_bit_equal(want, got, f"{threads} threads")
 
 
+# Layers share the arena, so that a prompt meets fewer slots than a layer has experts, and comes in
+# rounds, only where slots * layers is less than their number.
 @pytest.mark.parametrize(
     "name, slots",
-    [("micro", (3, 4, 5, 6)), ("a", (4, 5, 9, 16)), ("mq-mix1", (2, 3, 4)), ("b", (10, 17, 32))],
+    [
+        ("micro", (1, 2, 3, 4, 6)),
+        ("a", (1, 4, 5, 9, 16)),
+        ("mq-mix1", (1, 2, 3, 4)),
+        ("b", (3, 10, 17, 32)),
+        ("many", (3, 5, 11, 30, 64)),
+    ],
 )
-def test_arena_size_does_not_show(name, slots, model_path):
-    """From room for one token's experts up to room for all."""
+def test_arena_size_does_not_show(name, slots, model_path, tiny_model):
+    """From room for little more than one token's experts up to room for all."""
     import esker
 
+    path = tiny_model(name, MANY_EXPERTS) if name == "many" else model_path(name)
     tokens = tokens_with_resets(110)
     want = None
-    for count in slots:
-        with esker.Model(str(model_path(name)), slots=count) as model:
+    for count in reversed(slots):
+        with esker.Model(str(path), slots=count) as model:
             got = chunk_then_decode(model, tokens, 70)
         want = got if want is None else want
         assert_bit_equal(want, got, f"{count} slots a layer")
@@ -164,11 +175,13 @@ def test_long_prompt_between_leaves_no_trace(name, model):
     assert_bit_equal(first, model.logits(short))
 
 
-def test_interleaved_sessions_equal_separate_ones(name, model):
+@pytest.mark.parametrize("arena", [{}, {"slots": 2}], ids=["all", "small"])
+def test_interleaved_sessions_equal_separate_ones(arena, name, model, model_path, open_model):
+    shared = open_model(model_path(name), **arena)
     count = 2 * BUDGETS[name] + 21
     texts = tokens_with_resets(count), random_tokens(count, seed=9)
     alone = [chunk_then_decode(model, text, 10) for text in texts]
-    sessions = [model.session(), model.session()]
+    sessions = [shared.session(), shared.session()]
     rows = [[s.evaluate(text[:10])] for s, text in zip(sessions, texts)]
     for pair in zip(*(text[10:] for text in texts)):
         for session, token, out in zip(sessions, pair, rows):

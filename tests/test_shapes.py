@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Models of unusual shapes, types and layouts against the numpy oracle.
 
-Each runs three ways: as one prompt, token by token, and token by token with room for one token's
-experts only.
+Each runs four ways: as one prompt and token by token, with room for all experts and with room for
+one token's experts a layer.
 """
 
 import dataclasses
@@ -146,4 +146,5 @@ def test_shape_equals_oracle(name, tiny_model):
         assert_close(want, model.logits(tokens), limit, "as one prompt")
         assert_close(want, model.logits(tokens, chunk=1), limit, "token by token")
     with esker.Model(str(path), slots=case.shape.topk, **sidecar) as model:
-        assert_close(want, model.logits(tokens, chunk=1), limit, "with the least arena")
+        assert_close(want, model.logits(tokens, chunk=1), limit, "token by token, small arena")
+        assert_close(want, model.logits(tokens), limit, "as one prompt, small arena")
