@@ -14,11 +14,11 @@ Session::Session(std::shared_ptr<Engine> engine)
 std::span<const float> Session::logits() const {
   if (logits_.empty()) {
     raise(ErrorKind::kUsage, "session",
-          {.what = "there are no logits yet",
-           .got = "an empty session",
-           .want = "at least one token",
+          {.what = "there are no logits",
+           .got = tokens_.empty() ? "an empty session" : "a prompt that was not read to its end",
+           .want = "at least one token read since",
            .where = {},
-           .hint = "call prefill first"});
+           .hint = "call prefill or decode first"});
   }
   return logits_;
 }
