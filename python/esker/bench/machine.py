@@ -7,6 +7,7 @@ No host names, no user names: absolute paths lose their folders.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -24,6 +25,11 @@ from .hashes import sha256_bytes, sha256_file
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ABSOLUTE = re.compile(r"(?<![\w.~/-])(?:~|/)[^\s:=,;'\"]*/(?=[^\s/:=,;'\"]+)")
 _TOOL_TIMEOUT_S = 10
+# Root, controller, files of usage and limit: version 2, version 1.
+_CGROUPS = (
+    ("/sys/fs/cgroup", "", "memory.current", "memory.max"),
+    ("/sys/fs/cgroup/memory", "memory", "memory.usage_in_bytes", "memory.limit_in_bytes"),
+)
 
 
 def scrub(text: str) -> str:
@@ -106,18 +112,8 @@ def machine_facts() -> dict[str, Any]:
 def _cpu_name() -> str | None:
     if sys.platform == "darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string")
-    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo") or "", re.M)
+    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo") or "", re.MULTILINE)
     return match[1].strip() if match else None
-
-
-def read_memory(pid: int | None = None) -> dict[str, Any]:
-    """One reading: the machine, the process (default this one) and the cgroup it lies in."""
-    reading: dict[str, Any] = {"time_ns": time.monotonic_ns(), **dict.fromkeys(READING)}
-    if sys.platform == "darwin":
-        _read_darwin(reading, pid or os.getpid())
-    else:
-        _read_linux(reading, pid)
-    return reading
 
 
 READING = (
@@ -138,6 +134,16 @@ READING = (
     "cgroup_usage_bytes",
     "cgroup_limit_bytes",
 )
+
+
+def read_memory(pid: int | None = None) -> dict[str, Any]:
+    """One reading: the machine, the process (default this one) and the cgroup it lies in."""
+    reading: dict[str, Any] = {"time_ns": time.monotonic_ns(), **dict.fromkeys(READING)}
+    if sys.platform == "darwin":
+        _read_darwin(reading, pid or os.getpid())
+    else:
+        _read_linux(reading, pid)
+    return reading
 
 
 def _read_linux(reading: dict[str, Any], pid: int | None) -> None:
@@ -166,16 +172,11 @@ def _read_linux(reading: dict[str, Any], pid: int | None) -> None:
 
 def _read_cgroup(process: str) -> tuple[int | None, int | None]:
     """Usage and the lowest limit on the way up to the root; version 2, else version 1."""
-    groups = dict(
-        (line.split(":", 2)[1], line.split(":", 2)[2])
-        for line in (_read(f"/proc/{process}/cgroup") or "").splitlines()
-        if line.count(":") >= 2
-    )
-    places = [("/sys/fs/cgroup", "", "memory.current", "memory.max")]
-    places.append(
-        ("/sys/fs/cgroup/memory", "memory", "memory.usage_in_bytes", "memory.limit_in_bytes")
-    )
-    for root, controller, usage_name, limit_name in places:
+    groups = {}
+    for line in (_read(f"/proc/{process}/cgroup") or "").splitlines():
+        _, controllers, place = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), place))
+    for root, controller, usage_name, limit_name in _CGROUPS:
         if controller not in groups:
             continue
         folder = Path(root + groups[controller])
@@ -193,13 +194,10 @@ def _read_cgroup(process: str) -> tuple[int | None, int | None]:
 
 
 def _read_darwin(reading: dict[str, Any], pid: int) -> None:
-    total = _integer(_output("sysctl", "-n", "hw.memsize"))
-    page = _integer(_output("sysctl", "-n", "hw.pagesize"))
-    counts = {
-        name.strip('" '): int(count)
-        for name, count in re.findall(r"^(.+?):\s+(\d+)\.$", _output("vm_stat") or "", re.M)
-    }
-    reading["total_bytes"] = total
+    page = _constant("hw.pagesize")
+    pattern = re.compile(r'^"?(.+?)"?:\s+(\d+)\.$', re.MULTILINE)
+    counts = {name: int(count) for name, count in pattern.findall(_output("vm_stat") or "")}
+    reading["total_bytes"] = _constant("hw.memsize")
     if page and "Pages free" in counts:
         free = counts["Pages free"] + counts.get("Pages speculative", 0)
         idle = counts.get("Pages inactive", 0) + counts.get("Pages purgeable", 0)
@@ -217,6 +215,11 @@ def _read_darwin(reading: dict[str, Any], pid: int) -> None:
             reading[f"swap_{name}_bytes"] = int(float(match[1]) * (1 << 20))
     rss = _integer(_output("ps", "-o", "rss=", "-p", str(pid)))
     reading["rss_bytes"] = None if rss is None else rss * 1024
+
+
+@functools.cache
+def _constant(name: str) -> int | None:
+    return _integer(_output("sysctl", "-n", name))
 
 
 def drop_page_cache(path: str | os.PathLike[str]) -> bool:

@@ -26,7 +26,15 @@ from .hashes import sha256_json, sha256_text, sha256_tokens
 from .machine import esker_variables, machine_facts, scrub, software_facts
 from .summary import summarize
 
-__all__ = ["new_prompt", "new_result", "new_run", "read_result", "seal", "summarize", "write_result"]
+__all__ = [
+    "new_prompt",
+    "new_result",
+    "new_run",
+    "read_result",
+    "seal",
+    "summarize",
+    "write_result",
+]
 
 Result = dict[str, Any]
 Run = dict[str, Any]
@@ -63,7 +71,7 @@ def new_result(
     """
     if case not in CASES:
         raise UsageError(fault("bench", "case", got=case, want=f"one of {', '.join(CASES)}"))
-    raw = {
+    raw: dict[str, Any] = {
         "case": case,
         "argv": [scrub(word) for word in argv],
         "environ": esker_variables(environ),

@@ -7,6 +7,7 @@ and quotients of raw numbers in the order of the file, so that any machine compu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ def _decode_values(tokens: Sequence[Raw]) -> Values:
     span_ns = tokens[-1]["wall_ns"] - tokens[0]["wall_ns"]
     if span_ns <= 0:
         return {}
-    each = [b["wall_ns"] - a["wall_ns"] for a, b in zip(tokens, tokens[1:], strict=False)]
+    each = [b["wall_ns"] - a["wall_ns"] for a, b in itertools.pairwise(tokens)]
     values: Values = {
         "decode_rate": [steps / (span_ns / 1e9)],
         "decode_ms": [span_ns / steps / 1e6],
