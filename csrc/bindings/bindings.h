@@ -30,6 +30,7 @@ FloatArray make_array(size_t rows, size_t cols);
 void bind_errors(nb::module_& m);   // bind_errors.cpp
 void bind_formats(nb::module_& m);  // bind_formats.cpp
 void bind_engine(nb::module_& m);   // bind_engine.cpp
+void bind_probe(nb::module_& m);    // bind_probe.cpp
 
 // The file's metadata, arrays as lists; and facts about a model (bind_formats.cpp).
 nb::dict metadata(const Gguf& gguf);

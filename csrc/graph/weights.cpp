@@ -345,6 +345,13 @@ Weights::Weights(std::shared_ptr<const Gguf> model, std::shared_ptr<const Gguf> 
   if (table_gguf_ != model_) in_table.list_unused(unused_);
 }
 
+Weights::Weights(Role role, std::span<const Weight> matrices) : layers_(matrices.size()) {
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    layers_[i][static_cast<size_t>(role)] = matrices[i];
+    dense_bytes_ += matrices[i].bytes;
+  }
+}
+
 void Weights::check_files_unchanged() const {
   for (const auto& file : model_->files()) file->check_unchanged();
   if (table_gguf_ == model_) return;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,9 @@ class Weights {
   // are listed in unused(), with unknown types noted, and do no harm.
   // Small tensors (vectors and convolution kernels) are scanned: NaN or infinity there throws.
   Weights(std::shared_ptr<const Gguf> model, std::shared_ptr<const Gguf> table, const Config& config);
+  // Bare matrices without a model, to run single ops on: matrices[i] is `role` of layer i. Their
+  // memory must outlive this; there is no file, so gguf() must not be asked for.
+  Weights(Role role, std::span<const Weight> matrices);
 
   const Weight& global(Role role) const { return global_[static_cast<size_t>(role)]; }
   const Weight& layer(uint32_t layer, Role role) const {
