@@ -49,12 +49,22 @@ struct TensorInfo {
   std::string shape() const;      // "[2560, 512]"
 };
 
+// How much of a file must be there.
+enum class Extent : uint8_t {
+  kWhole,       // every tensor's bytes
+  kHeaderOnly,  // metadata and tensor table; whatever follows is not looked at
+};
+
+// A file whose metadata say this is true was written as a header alone.
+inline constexpr const char* kHeaderOnlyKey = "esker.header_only";
+
 // A model's GGUF: all its shards as one. Immutable once opened.
 class Gguf {
  public:
   // Opens `path`; if it is a shard (split.count > 1), finds and opens the others beside it.
-  // Throws Error(kFormat) or Error(kRead).
-  static std::shared_ptr<const Gguf> open(const std::string& path);
+  // Throws Error(kFormat) or Error(kRead); a file that is only a header is one only for
+  // Extent::kHeaderOnly.
+  static std::shared_ptr<const Gguf> open(const std::string& path, Extent extent = Extent::kWhole);
 
   const std::map<std::string, MetaValue, std::less<>>& metadata() const { return metadata_; }
   const MetaValue* find(std::string_view key) const;
@@ -65,8 +75,11 @@ class Gguf {
   const std::vector<std::shared_ptr<const Mapping>>& files() const { return files_; }
   const std::string& path() const { return files_.front()->path(); }  // of the first shard
 
-  // The mapped bytes of a tensor.
+  Extent extent() const { return extent_; }
+
+  // The mapped bytes of a tensor; null when only the header was asked for.
   const uint8_t* data(const TensorInfo& tensor) const {
+    if (extent_ == Extent::kHeaderOnly) return nullptr;
     return files_[tensor.file]->data() + tensor.offset;
   }
 
@@ -79,6 +92,7 @@ class Gguf {
 
  private:
   friend class GgufReader;
+  Extent extent_ = Extent::kWhole;
   std::map<std::string, MetaValue, std::less<>> metadata_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t, std::less<>> by_name_;

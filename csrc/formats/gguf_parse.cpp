@@ -22,6 +22,7 @@ constexpr uint64_t kMaxKeyBytes = 65535;           // the format's own limit
 constexpr uint64_t kMaxTensorNameBytes = 255;      // the ggml project's limit is 63
 constexpr uint64_t kMaxAlignment = 16u << 20;
 constexpr uint64_t kMaxElements = uint64_t{1} << 58;  // times 4 bytes stays far from overflow
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;  // where no file's size bounds the offsets
 constexpr uint32_t kMaxDims = 4;
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMinKeyBytes = 8 + 1 + 4 + 1;           // length, one letter, type, value
@@ -361,12 +362,37 @@ uint64_t alignment_of(const GgufFile& file) {
   return alignment;
 }
 
+bool is_marked_header_only(const GgufFile& file) {
+  const auto found = file.metadata.find(kHeaderOnlyKey);
+  if (found == file.metadata.end() || found->second.type != MetaType::kBool) return false;
+  return std::get<uint64_t>(found->second.value) != 0;
+}
+
+// Throws if the file holds no byte of its tensors: then nothing was damaged, only never fetched.
+void check_holds_data(const GgufFile& file, uint64_t data_start) {
+  uint64_t bytes = 0;
+  for (const TensorInfo& tensor : file.tensors) {
+    if (__builtin_add_overflow(bytes, tensor.bytes, &bytes)) bytes = UINT64_MAX;
+  }
+  const uint64_t size = file.mapping->size_bytes();
+  const bool marked = is_marked_header_only(file);
+  if (!marked && (bytes == 0 || size > data_start)) return;
+  const uint64_t want = bytes > UINT64_MAX - data_start ? UINT64_MAX : data_start + bytes;
+  raise(ErrorKind::kFormat, kGgufComponent,
+        {"the file is only a header, without the tensors' data",
+         std::to_string(size) + " bytes" + (marked ? std::string(", ") + kHeaderOnlyKey : ""),
+         "at least " + std::to_string(want) + " bytes", file.mapping->path(),
+         "esker plan --header plans with it; to run the model, fetch the whole file"});
+}
+
 // Turns offsets into offsets from the start of the file; proves that every tensor lies inside it
-// and that no two share a byte.
-void place_tensors(GgufFile& file, uint64_t header_end) {
+// (with Extent::kHeaderOnly: inside a file of any possible size) and that no two share a byte.
+void place_tensors(GgufFile& file, uint64_t header_end, Extent extent) {
   const uint64_t alignment = alignment_of(file);
   const uint64_t data_start = align_up(header_end, alignment);
-  const uint64_t size = file.mapping->size_bytes();
+  if (extent == Extent::kWhole) check_holds_data(file, data_start);
+  const uint64_t size =
+      extent == Extent::kWhole ? file.mapping->size_bytes() : kMaxFileBytes;
   for (TensorInfo& tensor : file.tensors) {
     if (tensor.offset % alignment != 0) {
       raise_tensor("a tensor's data is not aligned", "offset " + std::to_string(tensor.offset),
@@ -376,7 +402,8 @@ void place_tensors(GgufFile& file, uint64_t header_end) {
     const bool overflow = __builtin_add_overflow(tensor.offset, data_start, &tensor.offset) ||
                           __builtin_add_overflow(tensor.offset, tensor.bytes, &end);
     if (overflow || end > size) {
-      raise_tensor("a tensor reaches past the end of the file",
+      raise_tensor(extent == Extent::kWhole ? "a tensor reaches past the end of the file"
+                                            : "a tensor reaches past the end of any file",
                    std::to_string(size) + " bytes",
                    overflow ? "more than 2^64 bytes" : "at least " + std::to_string(end) + " bytes",
                    file, tensor);
@@ -402,7 +429,7 @@ void place_tensors(GgufFile& file, uint64_t header_end) {
 
 }  // namespace
 
-GgufFile parse_gguf_file(std::shared_ptr<const Mapping> mapping) {
+GgufFile parse_gguf_file(std::shared_ptr<const Mapping> mapping, Extent extent) {
   GgufFile file;
   file.mapping = std::move(mapping);
   Cursor cursor(*file.mapping);
@@ -411,7 +438,7 @@ GgufFile parse_gguf_file(std::shared_ptr<const Mapping> mapping) {
   const uint64_t key_count = cursor.take<uint64_t>();
   read_metadata(cursor, key_count, file);
   read_tensor_table(cursor, tensor_count, file);
-  place_tensors(file, cursor.position());
+  place_tensors(file, cursor.position(), extent);
   return file;
 }
 

@@ -25,7 +25,7 @@ struct GgufFile {
 };
 
 // Throws Error(kFormat). The mapping is read once, front to back, and only in its header.
-GgufFile parse_gguf_file(std::shared_ptr<const Mapping> mapping);
+GgufFile parse_gguf_file(std::shared_ptr<const Mapping> mapping, Extent extent);
 
 // Text of a file made safe for a message: control and non-ASCII bytes as \xNN, long text cut.
 std::string printable(std::string_view text);

@@ -134,9 +134,9 @@ void check_belongs(const GgufFile& first, const GgufFile& shard) {
   }
 }
 
-std::vector<GgufFile> open_files(const std::string& path) {
+std::vector<GgufFile> open_files(const std::string& path, Extent extent) {
   std::vector<GgufFile> files;
-  GgufFile opened = parse_gguf_file(std::make_shared<const Mapping>(path));
+  GgufFile opened = parse_gguf_file(std::make_shared<const Mapping>(path), extent);
   if (split_count(opened) <= 1) {
     files.push_back(std::move(opened));
     return files;
@@ -149,7 +149,7 @@ std::vector<GgufFile> open_files(const std::string& path) {
       files.push_back(std::move(opened));
     } else {
       files.push_back(
-          parse_gguf_file(std::make_shared<const Mapping>(shard_path(name, number))));
+          parse_gguf_file(std::make_shared<const Mapping>(shard_path(name, number)), extent));
     }
     check_belongs(files.front(), files.back());
   }
@@ -173,8 +173,9 @@ void check_tensor_total(const std::vector<GgufFile>& files) {
 // Joins parsed files into the Gguf that callers hold.
 class GgufReader {
  public:
-  static std::shared_ptr<const Gguf> join(std::vector<GgufFile> parts) {
+  static std::shared_ptr<const Gguf> join(std::vector<GgufFile> parts, Extent extent) {
     auto gguf = std::make_shared<Gguf>();
+    gguf->extent_ = extent;
     gguf->metadata_ = std::move(parts.front().metadata);
     for (size_t part = 0; part < parts.size(); ++part) {
       gguf->files_.push_back(parts[part].mapping);
@@ -195,10 +196,10 @@ class GgufReader {
   }
 };
 
-std::shared_ptr<const Gguf> Gguf::open(const std::string& path) {
-  std::vector<GgufFile> files = open_files(path);
+std::shared_ptr<const Gguf> Gguf::open(const std::string& path, Extent extent) {
+  std::vector<GgufFile> files = open_files(path, extent);
   if (split_count(files.front()) > 0) check_tensor_total(files);
-  std::shared_ptr<const Gguf> gguf = GgufReader::join(std::move(files));
+  std::shared_ptr<const Gguf> gguf = GgufReader::join(std::move(files), extent);
   // A file that was cut while it was parsed read as zeros: say so rather than trust them.
   for (const auto& file : gguf->files()) file->check_unchanged();
   return gguf;

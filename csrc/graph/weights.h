@@ -37,12 +37,12 @@ const char* role_name(Role role);  // the tensor's name without "blk.N.": "attn_
 
 // A dense matrix [rows, cols] (row-major, a row contiguous) or a vector (rows = 1), mapped in place.
 struct Weight {
-  const uint8_t* data = nullptr;  // null: the model has no such tensor
+  const uint8_t* data = nullptr;  // null where the file was opened for its header only
   WeightType type = WeightType::kF32;
   uint64_t rows = 0;
   uint64_t cols = 0;
-  uint64_t bytes = 0;
-  explicit operator bool() const { return data != nullptr; }
+  uint64_t bytes = 0;  // 0: the model has no such tensor
+  explicit operator bool() const { return bytes != 0; }
   uint64_t row_bytes() const { return bytes / rows; }
 };
 
@@ -79,6 +79,7 @@ class Weights {
   // tensor, got and wanted. output.weight falls back to token_embd.weight. Tensors nobody needs
   // are listed in unused(), with unknown types noted, and do no harm.
   // Small tensors (vectors and convolution kernels) are scanned: NaN or infinity there throws.
+  // Files opened with Extent::kHeaderOnly give everything but the data, and nothing is scanned.
   Weights(std::shared_ptr<const Gguf> model, std::shared_ptr<const Gguf> table, const Config& config);
   // Bare matrices without a model, to run single ops on: matrices[i] is `role` of layer i. Their
   // memory must outlive this; there is no file, so gguf() must not be asked for.

@@ -151,11 +151,13 @@ TEST(gguf_refuses_a_cut_file_at_every_byte) {
   g.set_array<int32_t>("numbers", {1, 2, 3});
   const std::string whole = g.build();
   const size_t header = g.header().size();
+  const size_t data_start = (header + 31) / 32 * 32;
   for (size_t bytes = 1; bytes < whole.size(); ++bytes) {
     const std::string text = refusal(whole.substr(0, bytes));
     const char* part = bytes < 24 ? "the file ends inside its header"
                        : bytes < header - 41 ? "the file ends inside its metadata"
                        : bytes < header ? "the file ends inside its tensor table"
+                       : bytes <= data_start ? "the file is only a header"
                                         : "a tensor reaches past the end of the file";
     check_contains(text, part);
     check_contains(text, "got " + std::to_string(bytes) + " bytes, want at least ");
@@ -270,4 +272,49 @@ TEST(gguf_typed_access_says_what_stands_there) {
   check_contains(MESSAGE_OF(Error, gguf->require_string("five")), "got UINT32 5, want a STRING");
   check_contains(MESSAGE_OF(Error, gguf->require_uint_array("five")), "want an array of integers");
   check_contains(MESSAGE_OF(Error, gguf->require_uint_array("array")), "got -1 in entry 1");
+}
+
+TEST(gguf_opens_a_header_alone_when_asked_to) {
+  GgufBytes g = one_tensor();
+  const TempFolder folder;
+  for (const bool padded : {false, true}) {
+    const std::string path =
+        folder.write("head.gguf", padded ? g.build().substr(0, g.build().size() - 1) : g.header());
+    const auto gguf = Gguf::open(path, Extent::kHeaderOnly);
+    const TensorInfo& a = *gguf->find_tensor("a");
+    CHECK(gguf->extent() == Extent::kHeaderOnly);
+    CHECK(a.bytes > 0 && a.offset >= g.header().size());
+    CHECK(gguf->data(a) == nullptr);
+  }
+  const std::string text = refusal(g.header());
+  check_contains(text, "[gguf] the file is only a header, without the tensors' data: got " +
+                           std::to_string(g.header().size()) + " bytes, want at least ");
+  check_contains(text, "hint: esker plan --header plans with it; to run the model, fetch the whole");
+}
+
+TEST(gguf_header_alone_is_as_strict_with_what_stands_in_it) {
+  const TempFolder folder;
+  const auto refused = [&](const GgufBytes& g, size_t cut) {
+    const std::string header = g.header();
+    const std::string path = folder.write("head.gguf", header.substr(0, header.size() - cut));
+    return std::string(MESSAGE_OF(Error, Gguf::open(path, Extent::kHeaderOnly)));
+  };
+  GgufBytes g = one_tensor();
+  check_contains(refused(g, 1), "the file ends inside its tensor table");
+  g.tensor("a").offset = int64_t{1} << 50;
+  check_contains(refused(g, 0), "a tensor reaches past the end of any file");
+  g.tensor("a").offset = 16;
+  check_contains(refused(g, 0), "not aligned: got offset 16");
+}
+
+TEST(gguf_believes_a_file_that_calls_itself_a_header) {
+  GgufBytes g = one_tensor();
+  g.set(kHeaderOnlyKey, true);
+  check_contains(refusal(g.build()), "the file is only a header, without the tensors' data: got " +
+                                         std::to_string(g.build().size()) +
+                                         " bytes, esker.header_only, want at least ");
+  g.set(kHeaderOnlyKey, false);
+  CHECK(open_bytes(g.build())->find_tensor("a") != nullptr);
+  g.set_string(kHeaderOnlyKey, "true");  // of another type: someone else's key
+  CHECK(open_bytes(g.build())->find_tensor("a") != nullptr);
 }

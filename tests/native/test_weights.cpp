@@ -207,3 +207,21 @@ TEST(weights_have_a_name_for_every_role) {
   CHECK_EQUAL(std::string(role_name(Role::kPleConv)), "ple_conv1d.weight");
   CHECK_EQUAL(std::string(role_name(Role::kCount)), "");
 }
+
+TEST(weights_need_no_data_for_their_places_and_sizes) {
+  GgufBytes g = tiny_model();
+  set_value(g, "output_hc_norm.weight", 0, std::numeric_limits<float>::quiet_NaN());
+  const TempFolder folder;
+  const std::string path = folder.write("test.gguf", g.header());
+  const auto gguf = Gguf::open(path, Extent::kHeaderOnly);
+  const Config config = read_config(*gguf, *gguf);
+  const Weights head(gguf, gguf, config);
+  const Loaded whole(tiny_model());
+  CHECK_EQUAL(head.dense_bytes(), whole.weights->dense_bytes());
+  CHECK_EQUAL(head.experts(1).record_bytes, whole.weights->experts(1).record_bytes);
+  CHECK_EQUAL(head.experts(1).pieces[2].offset, whole.weights->experts(1).pieces[2].offset);
+  CHECK_EQUAL(head.table().offset, whole.weights->table().offset);
+  CHECK(static_cast<bool>(head.layer(0, Role::kQkv)) && !head.layer(1, Role::kQkv));
+  CHECK(head.layer(0, Role::kQkv).data == nullptr);
+  CHECK(head.layer(0, Role::kConv).data == nullptr);
+}
