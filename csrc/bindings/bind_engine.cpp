@@ -19,38 +19,23 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     const std::optional<std::string>& ngram_table, uint64_t context,
                                     int threads, uint64_t memory_bytes, uint64_t arena_bytes,
                                     double arena_fraction, uint32_t slots, uint32_t chunk,
-                                    int reader_threads) {
+                                    int reader_threads, double class_waste, uint32_t min_slots,
+                                    uint64_t keep_free_bytes) {
   const EngineOptions options{.path = path,
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
                               .memory_bytes = memory_bytes,
+                              .keep_free_bytes = keep_free_bytes,
                               .arena_bytes = arena_bytes,
                               .arena_fraction = arena_fraction,
                               .slots = slots,
+                              .min_slots = min_slots,
+                              .class_waste = class_waste,
                               .chunk = chunk,
                               .threads = threads,
                               .reader_threads = reader_threads};
   const nb::gil_scoped_release no_gil;
   return Engine::open(options, make_poll());
-}
-
-nb::dict plan_dict(const MemoryPlan& plan) {
-  nb::list rows, classes;
-  for (const PlanRow& r : plan.rows) {
-    nb::dict row;
-    row["what"] = r.what, row["bytes"] = r.bytes;
-    rows.append(row);
-  }
-  for (const SlotClass& c : plan.arena.classes) {
-    nb::dict slots;
-    slots["pages"] = c.pages, slots["slots"] = c.slots, slots["slot_bytes"] = c.slot_bytes();
-    classes.append(slots);
-  }
-  nb::dict d;
-  d["rows"] = rows, d["classes"] = classes, d["arena_bytes"] = plan.arena.total_bytes;
-  d["context"] = plan.context, d["chunk"] = plan.chunk;
-  d["total_bytes"] = plan.total_bytes, d["limit_bytes"] = plan.limit_bytes;
-  return d;
 }
 
 nb::dict counters_dict(const EngineCounters& c) {
@@ -150,7 +135,9 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&open_engine), nb::arg("path"), nb::arg("ngram_table") = nb::none(),
            nb::arg("context") = 0, nb::arg("threads") = 0, nb::arg("memory_bytes") = 0,
            nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0, nb::arg("slots") = 0,
-           nb::arg("chunk") = 0, nb::arg("reader_threads") = 0)
+           nb::arg("chunk") = 0, nb::arg("reader_threads") = 0,
+           nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("min_slots") = 0,
+           nb::arg("keep_free_bytes") = 0)
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })

@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "graph/backend.h"
+#include "stream/memory_plan.h"
 
 namespace esker::python {
 
@@ -30,10 +31,14 @@ FloatArray make_array(size_t rows, size_t cols);
 void bind_errors(nb::module_& m);   // bind_errors.cpp
 void bind_formats(nb::module_& m);  // bind_formats.cpp
 void bind_engine(nb::module_& m);   // bind_engine.cpp
+void bind_plan(nb::module_& m);     // bind_plan.cpp
 void bind_probe(nb::module_& m);    // bind_probe.cpp
 
 // The file's metadata, arrays as lists; and facts about a model (bind_formats.cpp).
 nb::dict metadata(const Gguf& gguf);
 nb::dict model_info(const Weights& weights, const Config& config);
+
+// A memory plan as rows, classes and totals (bind_plan.cpp).
+nb::dict plan_dict(const MemoryPlan& plan);
 
 }  // namespace esker::python

@@ -7,6 +7,7 @@
 #include "backends/cpu/cpu_backend.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "engine/model_plan.h"
 #include "formats/quants.h"
 #include "graph/ngram.h"
 
@@ -69,7 +70,8 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   if (poll) poll();
   window_graph_ = build_graph(config_, GraphMode::kWindow);
   prompt_graph_ = build_graph(config_, GraphMode::kPrompt);
-  make_plan(options);
+  plan_ = plan_model(options, config_, *weights_, machine_memory());
+  layout_ = make_state_layout(config_, plan_.context);
   backend_ = make_cpu_backend(config_, *weights_, {.threads = options.threads});
   scratch_ = backend_->allocate(
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
@@ -90,42 +92,6 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
     hash.add(w.data, w.bytes);
   }
   fingerprint_ = hash.value();
-}
-
-void Engine::make_plan(const EngineOptions& options) {
-  uint64_t context = options.context;
-  if (context == 0) context = std::min<uint64_t>(kDefaultContext, config_.context_length);
-  if (context > config_.context_length) {
-    raise(ErrorKind::kUsage, "engine",
-          {.what = "the context is longer than the model was made for",
-           .got = std::to_string(context) + " tokens",
-           .want = "at most " + std::to_string(config_.context_length),
-           .where = weights_->gguf().path(),
-           .hint = "lower --context"});
-  }
-  layout_ = make_state_layout(config_, context);
-  PlanRequest request;
-  for (uint32_t i = 0; i < config_.n_layer; ++i) {
-    request.record_bytes.push_back(weights_->experts(i).record_bytes);
-  }
-  request.n_expert = config_.n_expert;
-  request.n_expert_used = config_.n_expert_used;
-  request.dense_bytes = weights_->dense_bytes();
-  if (config_.has_ple()) {
-    request.table_bytes = weights_->table().rows * weights_->table().row_bytes;
-  }
-  request.scratch_bytes_per_token =
-      sizeof(float) * std::max(window_graph_.scratch_width, prompt_graph_.scratch_width);
-  request.recurrent_bytes = layout_.n_recurrent * sizeof(float);
-  request.appended_bytes = layout_.n_appended * sizeof(float);
-  request.memory_bytes = options.memory_bytes;
-  request.arena_bytes = options.arena_bytes;
-  request.arena_fraction = options.arena_fraction;
-  request.slots_per_layer = options.slots;
-  request.chunk = options.chunk;
-  request.context = context;
-  request.machine = machine_memory();
-  plan_ = make_memory_plan(request);
 }
 
 void Engine::open_stream(const EngineOptions& options) {

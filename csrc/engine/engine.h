@@ -25,9 +25,12 @@ struct EngineOptions {
   std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
   uint64_t context = 0;          // tokens; 0: the model's, at most kDefaultContext
   uint64_t memory_bytes = 0;     // 0: what the machine has to give
+  uint64_t keep_free_bytes = 0;  // of what is available, left to others; 0: the plan's reserve
   uint64_t arena_bytes = 0;      // at most one of these three; 0: what the plan leaves
   double arena_fraction = 0;     // of all experts, 0..1
   uint32_t slots = 0;            // per layer
+  uint32_t min_slots = 0;        // per slot class; 0: what one turn needs
+  double class_waste = ArenaRequest{}.class_waste;  // see stream/arena_plan.h
   uint32_t chunk = 0;            // tokens of a prompt chunk; 0: the plan's choice
   int threads = 0;               // 0: one per core
   int reader_threads = 0;        // 0: kReaderThreads
@@ -78,7 +81,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   Engine() = default;
   void load(const EngineOptions& options, const PollFn& poll);
-  void make_plan(const EngineOptions& options);
   void open_stream(const EngineOptions& options);
   void fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
                       const PollFn& poll);

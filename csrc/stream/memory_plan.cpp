@@ -17,6 +17,18 @@ constexpr uint64_t kRowCacheBytes = 16u << 20;  // 58,000 rows of the real model
 // the reference measurements from paging (DESIGN section 6), scaled to this machine.
 uint64_t system_reserve(uint64_t total) { return total / 24 * 7; }
 
+void settle_limit(const PlanRequest& r, MemoryPlan& plan) {
+  const uint64_t available = r.machine.available_bytes;
+  const uint64_t reserve =
+      r.keep_free_bytes != 0 ? r.keep_free_bytes : system_reserve(r.machine.total_bytes);
+  plan.limit_bytes = available - std::min(available, reserve);
+  plan.reserve_bytes = reserve;
+  if (r.memory_bytes == 0) return;
+  if (r.keep_free_bytes != 0 && plan.limit_bytes <= r.memory_bytes) return;
+  plan.limit_bytes = r.memory_bytes;
+  plan.reserve_bytes = 0;
+}
+
 uint64_t all_records_bytes(const PlanRequest& r) {
   uint64_t sum = 0;
   for (uint64_t bytes : r.record_bytes) sum += align_up(bytes, kSlotPageBytes) * r.n_expert;
@@ -39,16 +51,56 @@ uint32_t choose_chunk(const PlanRequest& r, uint64_t limit) {
   return chunk;
 }
 
+[[noreturn]] void raise_limit(const PlanRequest& r, const MemoryPlan& plan, uint64_t fixed,
+                              uint64_t arena, const char* arena_name) {
+  const bool asked = r.arena_bytes != 0 || r.arena_fraction != 0 || r.slots_per_layer != 0;
+  std::string hint = "lower ";
+  if (asked) hint += r.slots_per_layer != 0 ? "--slots, " : "--arena, ";
+  if (!asked && r.min_slots != 0) hint += "--min-slots, ";
+  hint += "--context or --chunk, or ";
+  hint += r.memory_bytes != 0 ? "give more with --memory" : "set a limit of your own with --memory";
+  raise(ErrorKind::kPlan, "plan",
+        {.what = "the model does not fit into the memory it may use",
+         .got = format_bytes(plan.limit_bytes),
+         .want = "at least " + format_bytes(fixed + arena) + " (" + format_bytes(fixed) +
+                 " besides the arena, " + format_bytes(arena) + " for " + arena_name + ")",
+         .where = {},
+         .hint = hint});
+}
+
+// The bytes that the arena may take.
+uint64_t settle_arena(const PlanRequest& r, const MemoryPlan& plan, uint64_t fixed,
+                      const ArenaRequest& arena) {
+  if (r.arena_bytes != 0) return r.arena_bytes;
+  if (r.arena_fraction != 0) {
+    return static_cast<uint64_t>(r.arena_fraction * static_cast<double>(all_records_bytes(r)));
+  }
+  if (r.slots_per_layer != 0) {
+    return full_arena_bytes(arena) / r.n_expert * std::min(r.slots_per_layer, r.n_expert);
+  }
+  if (plan.limit_bytes < fixed + plan.least_arena_bytes) {
+    raise_limit(r, plan, fixed, plan.least_arena_bytes, "the smallest arena");
+  }
+  return plan.limit_bytes - fixed;
+}
+
 }  // namespace
+
+MachineMemory idle_machine(uint64_t total_bytes) {
+  return {.total_bytes = total_bytes, .available_bytes = total_bytes};
+}
 
 MemoryPlan make_memory_plan(const PlanRequest& r) {
   MemoryPlan plan;
-  const uint64_t reserve = system_reserve(r.machine.total_bytes);
-  const uint64_t free_now = r.machine.available_bytes - std::min(r.machine.available_bytes, reserve);
-  plan.limit_bytes = r.memory_bytes != 0 ? r.memory_bytes : free_now;
+  settle_limit(r, plan);
   plan.context = r.context;
   plan.chunk = choose_chunk(r, plan.limit_bytes);
   plan.row_cache_bytes = std::min(kRowCacheBytes, r.table_bytes);
+  plan.machine = r.machine;
+  plan.record_bytes = r.record_bytes;
+  plan.n_expert = r.n_expert;
+  plan.table_bytes = r.table_bytes;
+  for (const uint64_t bytes : r.record_bytes) plan.expert_bytes += bytes * r.n_expert;
   plan.rows = {{"dense weights (mapped)", r.dense_bytes},
                {"state for the context", 2 * r.recurrent_bytes + r.appended_bytes},
                {"prompt scratch", plan.chunk * r.scratch_bytes_per_token},
@@ -57,30 +109,17 @@ MemoryPlan make_memory_plan(const PlanRequest& r) {
   for (const PlanRow& row : plan.rows) fixed += row.bytes;
 
   ArenaRequest arena{.record_bytes = r.record_bytes, .n_expert = r.n_expert, .arena_bytes = 0,
+                     .class_waste = r.class_waste, .min_slots = r.min_slots,
                      .turn_slots = r.n_expert_used};
-  if (r.arena_bytes != 0) {
-    arena.arena_bytes = r.arena_bytes;
-  } else if (r.arena_fraction != 0) {
-    arena.arena_bytes = static_cast<uint64_t>(r.arena_fraction * static_cast<double>(all_records_bytes(r)));
-  } else if (r.slots_per_layer != 0) {
-    const uint64_t slots = std::min(r.slots_per_layer, r.n_expert);
-    arena.arena_bytes = full_arena_bytes(arena) / r.n_expert * slots;
-  } else {
-    const uint64_t least = least_arena_bytes(arena);
-    if (plan.limit_bytes < fixed + least) {
-      raise(ErrorKind::kPlan, "plan",
-            {.what = "the model does not fit into the memory it may use",
-             .got = format_bytes(plan.limit_bytes),
-             .want = "at least " + format_bytes(fixed + least) + " (" + format_bytes(fixed) +
-                     " besides the arena, " + format_bytes(least) + " for the smallest arena)",
-             .where = {},
-             .hint = "lower --context or --chunk, or give more with --memory"});
-    }
-    arena.arena_bytes = plan.limit_bytes - fixed;
-  }
+  plan.least_arena_bytes = least_arena_bytes(arena);
+  arena.arena_bytes = settle_arena(r, plan, fixed, arena);
   plan.arena = plan_arena(arena);
   plan.rows.push_back({"expert arena", plan.arena.total_bytes});
   plan.total_bytes = fixed + plan.arena.total_bytes;
+  const bool limited = r.memory_bytes != 0 || r.keep_free_bytes != 0;
+  if (limited && !plan.fits()) {
+    raise_limit(r, plan, fixed, plan.arena.total_bytes, "the arena that was asked for");
+  }
   return plan;
 }
 

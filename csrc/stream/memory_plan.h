@@ -25,9 +25,12 @@ struct PlanRequest {
   uint64_t appended_bytes = 0;         // of one session at the full context
   // The options; 0 = choose.
   uint64_t memory_bytes = 0;           // all that may be used
+  uint64_t keep_free_bytes = 0;        // of what is available now, left to others
   uint64_t arena_bytes = 0;
   double arena_fraction = 0;           // of all experts
   uint32_t slots_per_layer = 0;
+  uint32_t min_slots = 0;              // per class
+  double class_waste = ArenaRequest{}.class_waste;
   uint32_t chunk = 0;                  // tokens of a prompt chunk
   uint64_t context = 0;                // settled before: sizes above depend on it
   MachineMemory machine;
@@ -41,14 +44,31 @@ struct PlanRow {
 struct MemoryPlan {
   std::vector<PlanRow> rows;   // in memory; their sum is total_bytes
   uint64_t total_bytes = 0;
-  uint64_t limit_bytes = 0;    // what the plan had to fit into
+  uint64_t limit_bytes = 0;    // what the plan has to fit into
+  uint64_t reserve_bytes = 0;  // of the machine's memory, left out of the limit
+  uint64_t least_arena_bytes = 0;
   uint64_t row_cache_bytes = 0;
   uint32_t chunk = 0;
   uint64_t context = 0;
   ArenaPlan arena;
+  // What it was made for.
+  MachineMemory machine;
+  std::vector<uint64_t> record_bytes;  // per layer
+  uint32_t n_expert = 0;
+  uint64_t expert_bytes = 0;           // of all records, as they lie on the disk
+  uint64_t table_bytes = 0;
+
+  // Only an arena that was asked for by size or slots can exceed what the machine has to give.
+  bool fits() const { return total_bytes <= limit_bytes; }
+  uint64_t least_total_bytes() const { return total_bytes - arena.total_bytes + least_arena_bytes; }
 };
 
-// Throws Error(kPlan) with what was asked, what there is and the least that would do.
+// A machine with this much memory, none of it in use: for plans that ask "what if".
+MachineMemory idle_machine(uint64_t total_bytes);
+
+// Throws Error(kPlan) with what was asked, what there is and the least that would do: where no arena
+// was asked for and the least does not fit, and where the plan exceeds memory_bytes or would leave
+// less than keep_free_bytes.
 MemoryPlan make_memory_plan(const PlanRequest& request);
 
 }  // namespace esker

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include "engine/model_plan.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace esker {
+
+MemoryPlan plan_model(const EngineOptions& options, const Config& config, const Weights& weights,
+                      const MachineMemory& machine) {
+  uint64_t context = options.context;
+  if (context == 0) context = std::min<uint64_t>(kDefaultContext, config.context_length);
+  if (context > config.context_length) {
+    raise(ErrorKind::kUsage, "engine",
+          {.what = "the context is longer than the model was made for",
+           .got = std::to_string(context) + " tokens",
+           .want = "at most " + std::to_string(config.context_length),
+           .where = weights.gguf().path(),
+           .hint = "lower --context"});
+  }
+  const StateLayout layout = make_state_layout(config, context);
+  PlanRequest request;
+  for (uint32_t i = 0; i < config.n_layer; ++i) {
+    request.record_bytes.push_back(weights.experts(i).record_bytes);
+  }
+  request.n_expert = config.n_expert;
+  request.n_expert_used = config.n_expert_used;
+  request.dense_bytes = weights.dense_bytes();
+  if (config.has_ple()) request.table_bytes = weights.table().rows * weights.table().row_bytes;
+  request.scratch_bytes_per_token =
+      sizeof(float) * std::max(build_graph(config, GraphMode::kWindow).scratch_width,
+                               build_graph(config, GraphMode::kPrompt).scratch_width);
+  request.recurrent_bytes = layout.n_recurrent * sizeof(float);
+  request.appended_bytes = layout.n_appended * sizeof(float);
+  request.memory_bytes = options.memory_bytes;
+  request.keep_free_bytes = options.keep_free_bytes;
+  request.arena_bytes = options.arena_bytes;
+  request.arena_fraction = options.arena_fraction;
+  request.slots_per_layer = options.slots;
+  request.min_slots = options.min_slots;
+  request.class_waste = options.class_waste;
+  request.chunk = options.chunk;
+  request.context = context;
+  request.machine = machine;
+  return make_memory_plan(request);
+}
+
+}  // namespace esker
