@@ -134,7 +134,8 @@ def new_run(
             hits, demand_misses, bytes_read, row_bytes_read ...
         output: token ids generated.  samples: for ops, disk, stream, instead of tokens:
             [{"name", "type", "shape", "bytes", "ns"}], any of type, shape and bytes None.
-        memory: readings of machine.read_memory().  guard: Guard.report(), or None.
+        exit_status: 0, or what the child ended with; None is a run that did not finish.
+        memory, guard: Guard.memory() and Guard.report().
     """
     return {
         "side": side,

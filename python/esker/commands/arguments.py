@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..options import LOAD, SAMPLING, Option, load_options, sampling_options
+from ..options import LOAD, SAMPLING, WHAT_IF, Option, load_options, sampling_options
+
+_NOT_PLANNED = ("backend", "threads")  # options that change nothing of the memory plan
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(info, [option for option in LOAD if option.name in ("model", "ngram_table")])
     _add_json(info)
 
+    _add_plan(commands)
+
     logits = commands.add_parser(
         "logits",
         help="logits of every token of a text",
@@ -91,7 +95,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(logits, LOAD)
     _add_json(logits)
+
+    audit = commands.add_parser(
+        "audit",
+        help="check result files, and the claims of Markdown files",
+        description="Computes every figure of result files again from their raw runs, and checks"
+        " the numbers in Markdown files against the results that they name. Status 1 unless all"
+        " are accepted.",
+    )
+    audit.add_argument("files", metavar="FILE", nargs="+", help="a result (.json) or a text (.md)")
+    _add_json(audit)
     return parser
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what goes where in memory, and what a token reads",
+        description="Shows the memory plan that a run would apply, and the bytes of weights that"
+        " each decoded token reads, by tensor role. Nothing is loaded but the file's header.",
+    )
+    plan.add_argument("file", metavar="MODEL", nargs="?", help="a GGUF file (as --model)")
+    plan.add_argument(
+        "--header", action="store_true", help="the file may be cut off after its header"
+    )
+    _add_options(plan, (WHAT_IF,))
+    _add_options(plan, [option for option in LOAD if option.name not in _NOT_PLANNED])
+    _add_json(plan)
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
@@ -130,12 +160,14 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Settles what argparse does not.  Raises UsageError."""
     if args.command == "logits" and (args.prompt is None) == (args.tokens is None):
         parser.error("logits: give a PROMPT or --tokens FILE, and not both")
-    if args.command == "info" and args.file is not None:
+    if args.command in ("info", "plan") and args.file is not None:
         if args.model is not None:
-            parser.error("info: give MODEL or --model, and not both")
+            parser.error(f"{args.command}: give MODEL or --model, and not both")
         args.model = args.file
     given = vars(args)
     args.load = load_options(given)
+    if args.command == "plan" and args.what_if is not None:
+        args.what_if = WHAT_IF.read(args.what_if)
     if hasattr(args, "temperature"):
         present = {option.name: given[option.name] for option in SAMPLING}
         args.sampling = sampling_options(
