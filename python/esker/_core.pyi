@@ -21,6 +21,9 @@ class Engine:
         slots: int = 0,
         chunk: int = 0,
         reader_threads: int = 0,
+        class_waste: float = 0.15,
+        min_slots: int = 0,
+        keep_free_bytes: int = 0,
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...
@@ -61,6 +64,21 @@ class Sampler:
 
 def file_info(path: str, ngram_table: str | None = None) -> dict[str, Any]: ...
 def file_metadata(path: str) -> dict[str, Any]: ...
+def plan_file(
+    path: str,
+    ngram_table: str | None = None,
+    header: bool = False,
+    what_if_bytes: int = 0,
+    context: int = 0,
+    memory_bytes: int = 0,
+    keep_free_bytes: int = 0,
+    arena_bytes: int = 0,
+    arena_fraction: float = 0.0,
+    slots: int = 0,
+    min_slots: int = 0,
+    class_waste: float = 0.15,
+    chunk: int = 0,
+) -> dict[str, Any]: ...
 def decode_weights(type_id: int, data: bytes, n: int) -> npt.NDArray[np.float32]: ...
 def cpu_info() -> dict[str, Any]: ...
 def probe_matmul(

@@ -48,6 +48,9 @@ class Model:
         ngram_table: str | os.PathLike[str] | None = None,
         backend: str | None = None,
         chunk: int | None = None,
+        class_waste: float | None = None,
+        min_slots: int | None = None,
+        keep_free: int | str | None = None,
     ) -> None:
         """Opens a GGUF file, or the first shard of one; None is the demo model in the package.
 
@@ -60,6 +63,10 @@ class Model:
             ngram_table: GGUF file with the n-gram table, where the model's has none.
             backend: "auto" or "cpu".
             chunk: tokens of a prompt computed together.
+            class_waste: layers whose expert records differ by at most this share have slots of
+                one size; default 0.15.
+            min_slots: least slots of each size.
+            keep_free: memory to leave free, as `memory`; default 7/24 of the machine's.
 
         Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
         UsageError (an option).
@@ -75,6 +82,9 @@ class Model:
                 "ngram_table": ngram_table,
                 "backend": backend,
                 "chunk": chunk,
+                "class_waste": class_waste,
+                "min_slots": min_slots,
+                "keep_free": keep_free,
             }
         )
         self.path = options.model or demo_path()
@@ -91,7 +101,9 @@ class Model:
             options.arena.fraction,
             options.slots,
             options.chunk,
-            0,
+            class_waste=options.class_waste,
+            min_slots=options.min_slots,
+            keep_free_bytes=options.keep_free,
         )
         self.load_s = time.perf_counter() - begin
 

@@ -74,7 +74,7 @@ def _count(value: object) -> int:
 
 
 def _number_between(
-    low: float, high: float, want: str, *, low_open: bool = False
+    low: float, high: float, want: str, *, low_open: bool = False, high_open: bool = False
 ) -> Callable[[object], float]:
     def parse(value: object) -> float:
         if isinstance(value, bool):
@@ -83,7 +83,8 @@ def _number_between(
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise _Bad(want) from None
-        if not math.isfinite(number) or not low <= number <= high or (low_open and number == low):
+        outside = not low <= number <= high or (low_open and number == low)
+        if not math.isfinite(number) or outside or (high_open and number == high):
             raise _Bad(want)
         return number
 
@@ -218,6 +219,21 @@ LOAD = (
     ),
     Option("slots", _count, 0, "N", "slots per layer for experts, instead of --arena"),
     Option(
+        "class_waste",
+        _number_between(0, 1, "a number from 0, less than 1", high_open=True),
+        0.15,
+        "X",
+        "layers whose records differ by at most this share have slots of one size (default 0.15)",
+    ),
+    Option("min_slots", _count, 0, "N", "least slots of each size (default: what one token needs)"),
+    Option(
+        "keep_free",
+        parse_size,
+        0,
+        "SIZE",
+        "memory to leave free (default: 7/24 of the machine's, unless --memory is given)",
+    ),
+    Option(
         "context", _count, 0, "N", "longest text, in tokens (default: the model's, at most 4096)"
     ),
     Option("threads", _count, 0, "N", "compute threads (default: one per core)"),
@@ -230,6 +246,8 @@ LOAD = (
         "a GGUF file that holds the n-gram table, where the model's does not",
     ),
 )
+
+WHAT_IF = Option("what_if", parse_size, 0, "SIZE", "plan for an idle machine with that much memory")
 
 SAMPLING = (
     Option(
@@ -286,6 +304,9 @@ class LoadOptions:
     memory: int
     arena: Arena
     slots: int
+    class_waste: float
+    min_slots: int
+    keep_free: int
     context: int
     threads: int
     chunk: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables for people: the stream report of a generation, and what a model file is.
+"""Tables for people: the stream report of a generation, what a model file is, its memory plan.
 
 Every figure is computed from the counters or the file; nothing here measures.
 """
@@ -172,6 +172,144 @@ def _files_table(info: Mapping[str, Any]) -> Table:
 def _list(name: str, items: list[str]) -> list[Text]:
     head = Text.assemble((f"{name}:", "bold"), "" if items else " none")
     return [head, *(Text(f"  {item}") for item in items)]
+
+
+def print_plan(plan: Mapping[str, Any]) -> None:
+    """Memory plan and weight traffic, to standard output."""
+    _print(sys.stdout, _memory_table(plan), _classes_table(plan), _traffic_table(plan["traffic"]))
+
+
+def _memory_table(plan: Mapping[str, Any]) -> Table:
+    machine, disk = plan["machine"], plan["disk"]
+    kind = "an idle machine" if plan["what_if"] else "this machine"
+    reserve = f", {format_bytes(plan['reserve_bytes'])} kept free" if plan["reserve_bytes"] else ""
+    verdict = "" if plan["fits"] else " - DOES NOT FIT"
+    table = Table(
+        box=SIMPLE,
+        title=f"memory plan of {os.path.basename(plan['path'])}",
+        caption=f"{kind} of {format_bytes(machine['total_bytes'])},"
+        f" {format_bytes(machine['available_bytes'])} available{reserve}{verdict}",
+        caption_style="bold" if verdict else None,
+    )
+    _columns(table, "in memory", "bytes", "size", "share")
+    for row in plan["rows"]:
+        table.add_row(*_sized(row["what"], row["bytes"]), f"{100 * row['share']:.1f} %")
+    table.add_section()
+    for what, count in (
+        ("total", plan["total_bytes"]),
+        ("limit", plan["limit_bytes"]),
+        ("least total, with the least arena", plan["least_total_bytes"]),
+        ("least arena", plan["least_arena_bytes"]),
+    ):
+        table.add_row(*_sized(what, count))
+    table.add_section()
+    table.add_row(*_sized("on disk: experts", disk["expert_bytes"]))
+    table.add_row(*_sized("on disk: n-gram table", disk["ngram_table_bytes"]))
+    table.add_section()
+    table.add_row("context, tokens", f"{plan['context']:,}")
+    table.add_row("prompt chunk, tokens", f"{plan['chunk']:,}")
+    return table
+
+
+def _classes_table(plan: Mapping[str, Any]) -> Table:
+    table = Table(box=SIMPLE, title="slot classes of the arena")
+    _columns(table, "layers", "records", "pages", "slots", "per layer", "of the experts", "size")
+    for slots in plan["classes"]:
+        records = [
+            f"{record['bytes']:,} B, {record['pages']} pages"
+            + (f" ({record['layers']} layers)" if len(slots["records"]) > 1 else "")
+            for record in slots["records"]
+        ]
+        table.add_row(
+            _ranges(slots["layers"]),
+            "\n".join(records),
+            str(slots["pages"]),
+            f"{slots['slots']:,}",
+            f"{slots['slots_per_layer']:.1f}",
+            f"{100 * slots['share_of_experts']:.1f} %",
+            format_bytes(slots["bytes"]),
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        f"{plan['experts']:,} experts",
+        "",
+        f"{plan['slots']:,}",
+        "",
+        f"{100 * plan['share_of_experts']:.1f} %",
+        format_bytes(plan["arena_bytes"]),
+    )
+    return table
+
+
+def _traffic_table(traffic: Mapping[str, Any]) -> Table:
+    table = Table(
+        box=SIMPLE,
+        title="weights read per decoded token",
+        caption="read-ahead counts only in the total with read-ahead, which this version does not"
+        " do yet",
+    )
+    _columns(table, "role", "calls", "types", "n_in x n_out", "MB", "share", left=(0, 2, 3))
+    table.columns[0].no_wrap = True
+
+    def row(row: Mapping[str, Any], share: str) -> None:
+        table.add_row(
+            row["role"],
+            str(row["calls"]),
+            ", ".join(f"{count} {name}" for name, count in row["types"].items()),
+            "" if row["kind"] == "small" and len(row["shapes"]) > 1 else _shapes(row["shapes"]),
+            _megabytes(row["bytes"]),
+            share,
+        )
+
+    small = [r for r in traffic["rows"] if r["kind"] == "small"]
+    for r in traffic["rows"]:
+        if r["kind"] != "small":
+            row(r, f"{100 * r['share']:.2f} %")
+    table.add_section()
+    for name, key in (
+        ("total", "total_bytes_without_read_ahead"),
+        ("total with read-ahead", "total_bytes"),
+    ):
+        share = traffic[key] / traffic["total_bytes"]
+        table.add_row(name, "", "", "", _megabytes(traffic[key]), f"{100 * share:.2f} %")
+    table.add_section()
+    table.add_row("besides, in no total:")
+    for r in small:
+        row(r, "")
+    return table
+
+
+def _columns(table: Table, *names: str, left: tuple[int, ...] = (0,)) -> None:
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index in left else "right")
+
+
+def _sized(what: str, count: int) -> tuple[str, str, str]:
+    return what, f"{count:,}", format_bytes(count)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f}" if count >= 5_000 else f"{count / 1e6:.6f}"
+
+
+def _shapes(shapes: list[list[int]]) -> str:
+    """[[2560, 512], [2560, 128]] -> "2560 x 512, 128"."""
+    by_input: dict[int, list[str]] = {}
+    for n_in, n_out in shapes:
+        by_input.setdefault(n_in, []).append(str(n_out))
+    return "; ".join(f"{n_in} x {', '.join(outs)}" for n_in, outs in by_input.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _print(stream: TextIO, *parts: RenderableType) -> None:

@@ -35,6 +35,9 @@ def open_model(args: argparse.Namespace) -> Iterator[Model]:
             ngram_table=load.ngram_table,
             backend=load.backend,
             chunk=load.chunk,
+            class_waste=load.class_waste,
+            min_slots=load.min_slots,
+            keep_free=load.keep_free,
         )
     with model:
         yield model
