@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// libFuzzer harness: arbitrary bytes as a model file. Parsing, the config and the weights may throw
-// Error(kFormat) and nothing else; sanitizers and the memory limit watch the rest.
+// libFuzzer harness: arbitrary bytes as a model file. Parsing, the config, the weights and the
+// traffic, of the whole file and of its header alone, may throw Error(kFormat) and nothing else;
+// sanitizers and the memory limit watch the rest. A header says of a whole file what the file says.
 // `fuzz_gguf -write_seeds=FOLDER` writes the seeds kept in seeds/.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 
 #include "../native/gguf_bytes.h"
 #include "base/error.h"
+#include "graph/traffic.h"
 #include "graph/weights.h"
 
 namespace {
@@ -79,6 +81,22 @@ struct Scratch {
   ~Scratch() { unlink(path.c_str()); }
 };
 
+// Bytes that the file, or its header, says there are; 0 if it is refused.
+uint64_t bytes_of(const std::string& path, esker::Extent extent) {
+  try {
+    const auto gguf = esker::Gguf::open(path, extent);
+    const esker::Config config = esker::read_config(*gguf, *gguf);
+    const esker::Weights weights(gguf, gguf, config);
+    const esker::Traffic traffic = esker::decode_traffic(config, weights);
+    if (weights.dense_bytes() == 0) std::abort();
+    return weights.dense_bytes() + traffic.bytes(esker::TrafficKind::kMatrix);
+  } catch (const esker::Error& error) {
+    if (error.kind() == esker::ErrorKind::kFormat) return 0;
+    std::fprintf(stderr, "wrong kind of error: %s\n", error.what());
+    std::abort();
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
@@ -96,16 +114,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Scratch scratch;
   if (ftruncate(scratch.fd, 0) != 0) std::abort();
   if (pwrite(scratch.fd, data, size, 0) != static_cast<ssize_t>(size)) std::abort();
-  try {
-    const auto gguf = esker::Gguf::open(scratch.path);
-    const esker::Config config = esker::read_config(*gguf, *gguf);
-    const esker::Weights weights(gguf, gguf, config);
-    if (weights.dense_bytes() == 0) std::abort();
-  } catch (const esker::Error& error) {
-    if (error.kind() != esker::ErrorKind::kFormat) {
-      std::fprintf(stderr, "wrong kind of error: %s\n", error.what());
-      std::abort();
-    }
-  }
+  const uint64_t whole = bytes_of(scratch.path, esker::Extent::kWhole);
+  const uint64_t header = bytes_of(scratch.path, esker::Extent::kHeaderOnly);
+  if (whole != 0 && whole != header) std::abort();
   return 0;
 }
