@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Memory plans and weight traffic as dicts: of an open engine, and of a file that is only looked at.
+// Memory plans and weight traffic as dicts: of an open engine, and of a file only looked at.
 #include <algorithm>
 #include <map>
 #include <string>

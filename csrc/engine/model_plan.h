@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// From a model and the options to its memory plan. The engine applies it, `esker plan` shows it: one
-// plan, made here.
+// From a model and the options to its memory plan. The engine applies it, `esker plan` shows it:
+// one plan, made here.
 #pragma once
 
 #include "base/machine.h"
@@ -9,8 +9,8 @@
 
 namespace esker {
 
-// Needs no data of the model's files. Throws Error(kUsage) for a context that the model was not made
-// for, Error(kPlan) as make_memory_plan does.
+// Needs no data of the model's files. Throws Error(kUsage) for a context that the model was not
+// made for, Error(kPlan) as make_memory_plan does.
 MemoryPlan plan_model(const EngineOptions& options, const Config& config, const Weights& weights,
                       const MachineMemory& machine);
 

@@ -38,7 +38,8 @@ uint64_t all_records_bytes(const PlanRequest& r) {
 // The arena that holds every record: classes waste some, so it may exceed the sum of the records.
 uint64_t full_arena_bytes(ArenaRequest request) {
   const uint64_t most = *std::max_element(request.record_bytes.begin(), request.record_bytes.end());
-  request.arena_bytes = align_up(most, kSlotPageBytes) * request.n_expert * request.record_bytes.size();
+  request.arena_bytes =
+      align_up(most, kSlotPageBytes) * request.n_expert * request.record_bytes.size();
   return plan_arena(request).total_bytes;
 }
 

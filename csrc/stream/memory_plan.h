@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What goes where in memory, settled before anything is allocated (DESIGN section 6). Pure: from the
-// model's sizes, the machine's and the options to a plan, or to an error that says what would do.
+// What goes where in memory, settled before anything is allocated (DESIGN section 6). Pure: from
+// the model's sizes, the machine's and the options to a plan, or to an error that says what would do.
 #pragma once
 
 #include <cstdint>
@@ -66,9 +66,9 @@ struct MemoryPlan {
 // A machine with this much memory, none of it in use: for plans that ask "what if".
 MachineMemory idle_machine(uint64_t total_bytes);
 
-// Throws Error(kPlan) with what was asked, what there is and the least that would do: where no arena
-// was asked for and the least does not fit, and where the plan exceeds memory_bytes or would leave
-// less than keep_free_bytes.
+// Throws Error(kPlan) with what was asked, what there is and the least that would do: where no
+// arena was asked for and the least does not fit, and where the plan exceeds memory_bytes or would
+// leave less than keep_free_bytes.
 MemoryPlan make_memory_plan(const PlanRequest& request);
 
 }  // namespace esker

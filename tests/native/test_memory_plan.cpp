@@ -115,15 +115,17 @@ TEST(memory_plan_that_does_not_fit_says_what_would) {
   Error error = error_of([&] { make_memory_plan(r); });
   CHECK(error.kind() == ErrorKind::kPlan);
   std::string text = error.what();
-  CHECK(contains(text, "[plan] the model does not fit into the memory it may use: got 4.00 GB, want "
-                       "at least "));
+  CHECK(contains(text, "[plan] the model does not fit into the memory it may use: got 4.00 GB, "
+                       "want at least "));
   CHECK(contains(text, "for the smallest arena)"));
   CHECK(contains(text, "hint: lower --context or --chunk, or give more with --memory"));
   r.min_slots = 5000;
-  CHECK(contains(error_of([&] { make_memory_plan(r); }).what(), "hint: lower --min-slots, --context"));
+  text = error_of([&] { make_memory_plan(r); }).what();
+  CHECK(contains(text, "hint: lower --min-slots, --context"));
   r = pack_512();
   r.machine.available_bytes = 8 * kGb;
-  CHECK(contains(error_of([&] { make_memory_plan(r); }).what(), "a limit of your own with --memory"));
+  text = error_of([&] { make_memory_plan(r); }).what();
+  CHECK(contains(text, "a limit of your own with --memory"));
 
   // The least that the message names does.
   r = pack_512();
@@ -138,7 +140,7 @@ TEST(memory_plan_that_does_not_fit_says_what_would) {
 TEST(memory_plan_holds_an_arena_that_was_asked_for_against_a_limit_that_was_given) {
   PlanRequest r = pack_512();
   r.arena_bytes = 20 * kGb;
-  CHECK(!make_memory_plan(r).fits());  // no limit was given: the caller's word, and the plan says so
+  CHECK(!make_memory_plan(r).fits());  // no limit was given: the caller's word; the plan says so
   r.memory_bytes = 8 * kGb;
   const std::string text = error_of([&] { make_memory_plan(r); }).what();
   CHECK(contains(text, "got 8.00 GB, want at least "));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Weight traffic of a decoded token: every row of a tiny model by hand, and what holds of any model.
+// Weight traffic of a decoded token: every row of a tiny model by hand, and what holds of any.
 #include "graph/traffic.h"
 
 #include "check.h"
