@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // What goes where in memory, settled before anything is allocated (DESIGN section 6). Pure: from
-// the model's sizes, the machine's and the options to a plan, or to an error that says what would do.
+// the model's sizes, the machine's and the options to a plan, or to an error with what would do.
 #pragma once
 
 #include <cstdint>
