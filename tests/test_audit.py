@@ -204,6 +204,15 @@ def set_all(side, **changes):
     return spoil
 
 
+def out_of_memory(*indices):
+    def spoil(raw):
+        for index in indices:
+            run(raw, index).update(exit_status=-9, tokens=[], output=[])
+            run(raw, index)["settings"]["memory_cap"] = {"oom_kills": 1}
+
+    return spoil
+
+
 def stopped(raw):
     guard = {**run(raw, 2)["guard"], "stopped": True, "reason": "9 bytes available, limit 10"}
     run(raw, 2)["guard"] = guard
@@ -242,6 +251,8 @@ def shorter(raw):
         (stopped, "the guard stopped run 2 (peer): 9 bytes available, limit 10"),
         (set_run(3, exit_status=-9), "run 3 (esker) ended with exit status -9"),
         (set_run(3, exit_status=None), "run 3 (esker) ended with exit status None"),
+        (set_setting(3, quick=True), "run 3 (esker) is a quick one"),
+        (out_of_memory(1), "side peer: 1 of 3 runs were out of memory"),
         (backwards, "run 0 (esker): its tokens do not follow each other in time"),
         (shorter, "pair 0: the sides generated 5 and 4 tokens"),
         (set_run(0, output=[1]), "run 0 (esker): 5 tokens were timed and 1 generated"),
@@ -285,6 +296,15 @@ def test_sides_that_are_meant_to_differ_may(accepted):
     verdict = audit_result(resealed(accepted, spoil))
     assert verdict.accepted
     assert "the sides are meant to differ in threads" in verdict.notes
+
+
+def test_a_side_that_never_fits_is_an_outcome(accepted):
+    result = resealed(accepted, out_of_memory(1, 2, 5))
+    verdict = audit_result(result)
+    assert verdict.refused == []
+    assert "side peer has no figures: it was out of memory under its cap" in verdict.notes
+    assert result["summary"]["failed"] == {"peer": 3}
+    assert set(result["summary"]["sides"]) == {"esker"} and result["summary"]["pairs"] == {}
 
 
 def test_samples_count_as_repeats(accepted):

@@ -144,11 +144,19 @@ def _runs(result: Raw) -> Iterator[str]:
         yield "the runs do not stand in the order in which they were made"
     for run in raw["runs"]:
         name = _name(run)
-        if run["exit_status"] != 0 or isinstance(run["exit_status"], bool):
+        if canonical_json(run["exit_status"]) != "0" and not _out_of_memory(run):
             yield f"{name} ended with exit status {run['exit_status']}"
+        if run["settings"].get("quick"):
+            yield f"{name} is a quick one, made to try things out"
         if (run["tokens"] or run["samples"]) and raw["model"] is None and raw["case"] in MEASURES:
             yield f"{name} ran a model and the file names none"
         yield from (f"{name}: {fault}" for fault in _token_faults(run))
+
+
+def _out_of_memory(run: Raw) -> bool:
+    """Whether a cap's out of memory killer ended it: that is an outcome, if of all its side."""
+    cap = run["settings"].get("memory_cap")
+    return run["exit_status"] == -9 and isinstance(cap, Mapping) and bool(cap.get("oom_kills"))
 
 
 def _token_faults(run: Raw) -> Iterator[str]:
@@ -190,6 +198,11 @@ def _repeats(result: Raw) -> Iterator[str]:
         return  # _summary has said so
     for side in dict.fromkeys(run["side"] for run in counted):
         runs = sum(run["side"] == side for run in counted)
+        killed = sum(run["side"] == side and _out_of_memory(run) for run in counted)
+        if killed:
+            if killed < max(runs, REPEATS_MIN):
+                yield f"side {side}: {killed} of {runs} runs were out of memory"
+            continue
         metrics = sides.get(side, {})
         needed = MEASURES.get(raw["case"])
         if needed and needed not in metrics:
@@ -272,7 +285,8 @@ def _pair_faults(members: Sequence[Raw], raw: Raw) -> Iterator[str]:
         yield "the sides read different prompts"
     if a["cold"] != b["cold"] and "cold" not in varies:
         yield "one side is cold, the other warm"
-    if len(a["tokens"]) != len(b["tokens"]):
+    killed = _out_of_memory(a) or _out_of_memory(b)
+    if len(a["tokens"]) != len(b["tokens"]) and not killed:
         yield f"the sides generated {len(a['tokens'])} and {len(b['tokens'])} tokens"
     for name in AGREE:
         ours, theirs = (_setting(run, name, raw["model"]) for run in members)
@@ -310,6 +324,8 @@ def _software_notes(raw: Raw, folder: Path | None) -> Iterator[str]:
 
 def _run_notes(raw: Raw) -> Iterator[str]:
     runs = raw["runs"]
+    for side in dict.fromkeys(run["side"] for run in runs if _out_of_memory(run)):
+        yield f"side {side} has no figures: it was out of memory under its cap"
     if raw["quality"] is None:
         for name, harmless in LOSSY.items():
             if any(run["settings"].get(name) not in harmless for run in runs):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The one function that makes figures from raw runs; bench writes with it, audit checks with it.
 
-What it must not do: measure, round, or leave out a run that is no warm-up.  Only sums, products
-and quotients of raw numbers in the order of the file, so that any machine computes the same bits.
+What it must not do: measure, round, or leave out a run, but warm-ups and runs that did not end
+well, which it counts.  Only sums, products and quotients of raw numbers in the order of the file,
+so that any machine computes the same bits.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
 
     {"sides": {side: {metric: {"unit", "better", "n", "median", "mad", "min", "max"}}},
      "pairs": {metric: {"of": "a/b", "unit": "x", "better", "ratios", "n", "median", ...}},
+     "failed": {side: runs that did not end well},
      "guard": {"stopped", "available_min_bytes", "samples"}}
 
     mad is the median of the deviations from the median.  A metric that a side has no numbers for
@@ -39,11 +41,13 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     raw = result["raw"]
     prompts = {prompt["tokens_sha256"]: len(prompt["tokens"]) for prompt in raw["prompts"]}
+    counted = [run for run in raw["runs"] if not run["warmup"]]
     runs = [
         (run, run_values(run, prompts.get(run["prompt_sha256"])))
-        for run in raw["runs"]
-        if not run["warmup"]
+        for run in counted
+        if not run["exit_status"]
     ]
+    failed = [run["side"] for run in counted if run["exit_status"]]
     sides: dict[str, Values] = {}
     for run, values in runs:
         side = sides.setdefault(run["side"], {})
@@ -57,6 +61,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Any]:
             for side, values in sides.items()
         },
         "pairs": _pairs(raw, runs),
+        "failed": {side: failed.count(side) for side in dict.fromkeys(failed)},
         "guard": _guard(raw),
     }
 
