@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from ..bench.arguments import add_bench
 from ..options import LOAD, SAMPLING, WHAT_IF, Option, load_options, sampling_options
 
 _NOT_PLANNED = ("backend", "threads")  # options that change nothing of the memory plan
@@ -41,6 +42,7 @@ def parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
     Wrong usage ends the process with status 2, or raises UsageError (a value, a variable).
     """
     parser = _parser()
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     parser.parse_args(argv, args)
     _check(parser, args)
 
@@ -105,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("files", metavar="FILE", nargs="+", help="a result (.json) or a text (.md)")
     _add_json(audit)
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure, and compare with llama.cpp",
+        description="Measures a case and writes a result file: raw runs, and the summary that"
+        " follows from them.",
+    )
+    add_bench(bench, _add_options)
     return parser
 
 

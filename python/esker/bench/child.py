@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""One measured run, in a process of its own, which process.py starts.
+
+The job is one JSON object on standard input; events are JSON lines on standard output, so that a
+run that is killed leaves behind what it had done:
+
+    {"event": "phase", "name": "load_s", "seconds": ...}   as each phase ends
+    {"event": "done", ...}                                 last: what else the run's record holds
+    {"event": "error", "kind", "message", "hint"}          instead, when esker refuses
+
+Jobs: "text" opens a model, fills the arena, reads a prompt and feeds stated tokens one by one;
+"ops" and "disk" run the native probes.  peer.py does the same "text" job with llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import EskerError
+
+Job = dict[str, Any]
+Tell = Callable[..., None]
+
+
+def main() -> int:
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else is printed is no event
+
+    def tell(event: str, **facts: Any) -> None:
+        output.write(json.dumps({"event": event, **facts}) + "\n")
+        output.flush()
+
+    try:
+        job = json.load(sys.stdin)
+        _JOBS[job["kind"]](job, tell)
+    except EskerError as error:
+        tell("error", kind=type(error).__name__, message=error.message, hint=error.hint)
+        return 1
+    except MemoryError as error:
+        tell("error", kind="PlanError", message=str(error) or "out of memory", hint="ask for less")
+        return 1
+    return 0
+
+
+def run_text(job: Job, tell: Tell) -> None:
+    import numpy as np
+
+    from ..model import Model
+
+    begin = time.perf_counter_ns()
+    model = Model(job["model"], **job["options"])
+    session = model.session()
+    tell("phase", name="load_s", seconds=_seconds_since(begin))
+    prompt, fed, fill = job["prompt"], job["fed"], job["fill"]
+    if fill:
+        begin = time.perf_counter_ns()
+        other = model.session()
+        other.prefill(fill[: len(prompt)])
+        for token in fill[len(prompt) :]:
+            other.decode(token)
+        tell("phase", name="arena_fill_s", seconds=_seconds_since(begin))
+        del other
+    tokens: list[dict[str, int]] = []
+    drawn: list[int] = []
+    if prompt:
+        before = model.counters
+        begin = time.perf_counter_ns()
+        session.prefill(prompt)
+        logits = session.logits()
+        prompt_s = _seconds_since(begin)
+        drawn.append(int(np.argmax(logits)))
+        tokens.append({"wall_ns": time.perf_counter_ns() - begin})
+        tell("phase", name="prompt_s", seconds=prompt_s)
+        before = _add_counters(tokens[-1], model.counters, before)
+        for token in fed[:-1]:
+            drawn.append(int(np.argmax(session.decode(token))))
+            tokens.append({"wall_ns": time.perf_counter_ns() - begin})
+            before = _add_counters(tokens[-1], model.counters, before)
+    plan = model.plan
+    settings = {
+        "threads": job["options"]["threads"],
+        "context": plan["context"],
+        "chunk": plan["chunk"],
+        "arena_bytes": plan["arena_bytes"],
+        "slots": sum(part["slots"] for part in plan["classes"]),
+        "classes": plan["classes"],
+        "plan_bytes": plan["total_bytes"],
+        "plan_limit_bytes": plan["limit_bytes"],
+    }
+    tell("done", tokens=tokens, output=drawn, settings=settings)
+
+
+def run_ops(job: Job, tell: Tell) -> None:
+    """Every matrix shape, `passes` times: all copies once, then a plain read of the same bytes."""
+    from .. import _core
+
+    samples: dict[str, list[dict[str, Any]]] = {"kernel": [], "read": []}
+    for shape in job["shapes"]:
+        rows, cols = shape["rows"], shape["cols"]
+        options = {"tokens": job["tokens"], "threads": job["threads"]}
+        one = _core.probe_matmul(shape["type"], rows, cols, **options)  # tells its size
+        copies = max(1, -(-job["copies_bytes"] // one["matrix_bytes"]))
+        times = _core.probe_matmul(
+            shape["type"], rows, cols, copies=copies, repeats=job["passes"], **options
+        )
+        name = "matvec" if job["tokens"] == 1 else f"matmul{job['tokens']}"
+        what = {"name": name, "type": shape["type"], "shape": [rows, cols]}
+        what["bytes"] = times["read_bytes"]
+        for begin in range(0, len(times["op_ns"]), copies):
+            ns = sum(times["op_ns"][begin : begin + copies])
+            samples["kernel"].append({**what, "ns": ns, "ops": copies})
+        samples["read"] += [{**what, "ns": ns} for ns in times["read_ns"]]
+        tell("progress", text=f"{shape['type']} {rows}x{cols}")
+    tell("done", samples=samples, settings={"threads": job["threads"]})
+
+
+def run_disk(job: Job, tell: Tell) -> None:
+    """Every size and depth: one sample of the whole, one of each read's latency."""
+    from .. import _core
+
+    samples: list[dict[str, Any]] = []
+    direct = True
+    for part in job["parts"]:
+        times = _core.probe_disk(
+            job["file"],
+            part["read_bytes"],
+            part["depth"],
+            part["total_bytes"],
+            seed=job["seed"],
+        )
+        direct = direct and times["is_direct"]
+        name = f"{part['read_bytes']}B/depth{part['depth']}"
+        samples.append({"name": f"read/{name}", "bytes": times["bytes"], "ns": times["ns"]})
+        samples += [{"name": f"latency/{name}", "ns": ns} for ns in times["latency_ns"]]
+        tell("progress", text=name)
+    tell("done", samples=samples, settings={"threads": 1, "direct": direct})
+
+
+def _seconds_since(begin_ns: int) -> float:
+    return (time.perf_counter_ns() - begin_ns) / 1e9
+
+
+def _add_counters(
+    token: dict[str, int], now: dict[str, int], before: dict[str, int]
+) -> dict[str, int]:
+    token.update({name: now[name] - before[name] for name in now})
+    return now
+
+
+_JOBS: dict[str, Callable[[Job, Tell], None]] = {
+    "text": run_text,
+    "ops": run_ops,
+    "disk": run_disk,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
