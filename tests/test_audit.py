@@ -3,6 +3,7 @@
 
 import copy
 import json
+import random
 import re
 import subprocess
 import sys
@@ -127,6 +128,7 @@ def test_a_true_is_no_one(spoilt):
     [
         (("raw", "runs", 0, "phases", "prompt_s"), "2.0", "raw.runs.0.phases.prompt_s: got '2.0'"),
         (("raw", "runs", 0, "phases", "prompt_s"), -1, "raw.runs.0.phases.prompt_s: got '-1'"),
+        (("raw", "runs", 0, "phases", "prompt_s"), 1e300, "prompt_s: got '1e+300', want int or"),
         (("raw", "runs", 0, "tokens", 1, "wall_ns"), True, "raw.runs.0.tokens.1.wall_ns"),
         (("raw", "runs", 0, "tokens", 1, "hits"), None, "raw.runs.0.tokens.1.hits"),
         (("raw", "runs"), {}, "raw.runs: want a list"),
@@ -156,6 +158,26 @@ def test_every_field_is_required(accepted):
         assert f"raw.runs.0.{key} is missing" in spoil(lambda r: r["raw"]["runs"][0], key)
     for key in accepted:
         assert not audit_result({k: v for k, v in accepted.items() if k != key}).accepted
+
+
+def test_whatever_stands_anywhere_the_audit_ends_with_a_verdict(accepted):
+    def places(value, place=()):
+        yield place
+        if isinstance(value, (dict, list)):
+            keys = value if isinstance(value, dict) else range(len(value))
+            for key in keys:
+                yield from places(value[key], (*place, key))
+
+    every = [place for place in places(accepted) if place]
+    for place in random.Random(7).sample(every, 80):
+        for value in (None, -1, 1e308, "x", [], [1], {}, {"a": 1}, True):
+            edited = copy.deepcopy(accepted)
+            at = edited
+            for key in place[:-1]:
+                at = at[key]
+            same = json.dumps(at[place[-1]]) == json.dumps(value)
+            at[place[-1]] = value
+            assert audit_result(edited).accepted == same, (place, value)
 
 
 # Runs that no figure can be made of
