@@ -5,6 +5,7 @@ import copy
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from esker.bench import records
 from esker.bench.audit import audit_file, audit_result
 from esker.cli import main
 from support.results import one_run, paired_result
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +352,7 @@ def test_samples_count_as_repeats(accepted):
 # Notes
 
 
+@needs_git
 def test_what_a_reader_should_know_is_noted(accepted, tmp_path):
     def spoil(raw):
         raw["software"] = {
@@ -384,13 +388,15 @@ def test_what_a_reader_should_know_is_noted(accepted, tmp_path):
 
 
 def git(folder, *words):
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+    settings = ("user.name=t", "user.email=t@example.com", "commit.gpgsign=false")
+    who = [word for setting in (*settings, "core.hooksPath=none") for word in ("-c", setting)]
     done = subprocess.run(
         ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
     )
     return done.stdout.strip()
 
 
+@needs_git
 def test_a_commit_of_this_repository_is_known(accepted, tmp_path):
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
