@@ -98,15 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(logits, LOAD)
     _add_json(logits)
 
-    audit = commands.add_parser(
-        "audit",
-        help="check result files, and the claims of Markdown files",
-        description="Computes every figure of result files again from their raw runs, and checks"
-        " the numbers in Markdown files against the results that they name. Status 1 unless all"
-        " are accepted.",
-    )
-    audit.add_argument("files", metavar="FILE", nargs="+", help="a result (.json) or a text (.md)")
-    _add_json(audit)
+    _add_audit(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -116,6 +108,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_bench(bench, _add_options)
     return parser
+
+
+def _add_audit(commands: Any) -> None:
+    audit = commands.add_parser(
+        "audit",
+        help="check result files, and the claims of Markdown files",
+        description="Computes every figure of result files again from their raw runs, and checks"
+        " the numbers in Markdown files against the results that they name. Status 1 unless all"
+        " are accepted.",
+    )
+    audit.add_argument("files", metavar="FILE", nargs="+", help="a result (.json) or a text (.md)")
+    _add_json(audit)
 
 
 def _add_plan(commands: Any) -> None:
