@@ -8,6 +8,7 @@
 #include "base/machine.h"
 #include "bindings/bindings.h"
 #include "formats/gguf.h"
+#include "formats/quantize.h"
 #include "formats/quants.h"
 #include "graph/config.h"
 #include "graph/weights.h"
@@ -79,12 +80,17 @@ std::pair<std::unique_ptr<Weights>, Config> open_model(const std::string& path,
   return {std::make_unique<Weights>(model, rows, config), std::move(config)};
 }
 
-FloatArray decode_weights(uint32_t type_id, const nb::bytes& data, int64_t n) {
+const WeightTypeInfo* require_weight_type(uint32_t type_id) {
   const WeightTypeInfo* type = find_weight_type(type_id);
   if (type == nullptr) {
     raise(ErrorKind::kUsage, "formats",
           {.what = "unknown weight type", .got = std::to_string(type_id), .want = {}, .where = {}, .hint = {}});
   }
+  return type;
+}
+
+FloatArray decode_weights(uint32_t type_id, const nb::bytes& data, int64_t n) {
+  const WeightTypeInfo* type = require_weight_type(type_id);
   if (n < 0 || n % type->block_elements != 0 ||
       weight_bytes(type->type, static_cast<uint64_t>(n)) != data.size()) {
     raise(ErrorKind::kUsage, "formats",
@@ -98,6 +104,30 @@ FloatArray decode_weights(uint32_t type_id, const nb::bytes& data, int64_t n) {
   FloatArray out = make_array(0, static_cast<size_t>(n));
   weight_decoder(type->type)(reinterpret_cast<const uint8_t*>(data.data()), out.data(), n);
   return out;
+}
+
+using WeightArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes quantize_weights(uint32_t type_id, const WeightArray& weights) {
+  const WeightTypeInfo* type = require_weight_type(type_id);
+  const uint64_t n = weights.size();
+  if (n % type->block_elements != 0) {
+    raise(ErrorKind::kUsage, "formats",
+          {.what = std::string("the weights are not whole blocks of type ") + type->name,
+           .got = std::to_string(n) + " weights",
+           .want = "a multiple of " + std::to_string(type->block_elements),
+           .where = {},
+           .hint = {}});
+  }
+  const nb::object out = nb::steal(
+      PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(weight_bytes(type->type, n))));
+  if (!out.is_valid()) throw nb::python_error();
+  auto* blocks = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(out.ptr()));
+  {
+    nb::gil_scoped_release release;
+    quantize(type->type, weights.data(), blocks, static_cast<int64_t>(n));
+  }
+  return nb::borrow<nb::bytes>(out);
 }
 
 }  // namespace
@@ -157,6 +187,8 @@ void bind_formats(nb::module_& m) {
       "Facts about a model file, without loading it.");
   m.def("decode_weights", &decode_weights, nb::arg("type_id"), nb::arg("data"), nb::arg("n"),
         "n weights of a GGUF weight type, decoded to float32 [n] by the scalar decoder.");
+  m.def("quantize_weights", &quantize_weights, nb::arg("type_id"), nb::arg("weights"),
+        "float32 [n] as the blocks of a GGUF weight type: whole blocks, types with a quantiser.");
   m.def(
       "cpu_info",
       [] {
