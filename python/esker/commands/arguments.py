@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..bench.arguments import add_bench
 from ..options import LOAD, SAMPLING, WHAT_IF, Option, load_options, sampling_options
+from ..synth.arguments import add_synth, read_job
 
 _NOT_PLANNED = ("backend", "threads")  # options that change nothing of the memory plan
 
@@ -98,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(logits, LOAD)
     _add_json(logits)
 
+    synth = commands.add_parser(
+        "synth",
+        help="write a random model, for measuring",
+        description="Writes a random model that runs: any shape (the real model's by default), any"
+        " mix of weight types, any size, in constant memory.",
+    )
+    add_synth(synth)
+    _add_json(synth)
+
     _add_audit(commands)
 
     bench = commands.add_parser(
@@ -178,6 +188,9 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         if args.model is not None:
             parser.error(f"{args.command}: give MODEL or --model, and not both")
         args.model = args.file
+    if args.command == "synth":
+        args.synth = read_job(args)
+        return
     given = vars(args)
     args.load = load_options(given)
     if args.command == "plan" and args.what_if is not None:
