@@ -19,7 +19,7 @@ from ..tokenizer import Tokenizer
 from .records import new_prompt
 
 TEXT = Path(__file__).parent / "data" / "eskers.txt"
-SYNTHETIC = "esker.synthetic"  # a file with this key has a vocabulary without words
+SYNTHETIC = "esker.synth.plain_tokens"  # esker synth's files say how many ids stand for words
 
 
 @dataclass(frozen=True)
@@ -60,33 +60,37 @@ def make_stream(
     seed: int | None = None,
     count: int = 0,
 ) -> Stream:
-    """What was asked for; else the package's text, or for a vocabulary without words a seeded
-    stream of `count` tokens."""
-    n_vocab = _core.file_info(model)["config"]["n_vocab"]
+    """What was asked for; else the package's text, or where a model has no words for it (a
+    synthetic one, or no usable vocabulary) a seeded stream of `count` tokens."""
+    n_vocab = int(_core.file_info(model)["config"]["n_vocab"])
     if tokens is not None:
         for token in tokens:
             if not 0 <= token < n_vocab:
                 want = f"0 to {n_vocab - 1}, the model's vocabulary"
                 raise UsageError(fault("bench", "token", got=token, want=want, where=tokens_file))
         return Stream(list(tokens), tokens_file)
-    if seed is not None:
-        return _random_stream(n_vocab, seed, count)
     metadata = _core.file_metadata(model)
+    if seed is not None or (SYNTHETIC in metadata and text_file is None):
+        return _seeded_stream(n_vocab, metadata.get(SYNTHETIC), seed or 0, count)
     try:
-        if text_file is None and SYNTHETIC in metadata:
-            return _random_stream(n_vocab, 1, count)
         tokenizer = Tokenizer(metadata, model)
     except EskerError:
         if text_file is not None:
             raise
-        return _random_stream(n_vocab, 1, count)
-    return Stream(tokenizer.encode(_read(text_file or TEXT)), str(text_file or TEXT), tokenizer)
+        return _seeded_stream(n_vocab, None, 0, count)
+    return Stream(tokenizer.encode(_read(text_file or TEXT)), text_file or TEXT.name, tokenizer)
 
 
-def _random_stream(n_vocab: int, seed: int, count: int) -> Stream:
-    draw = random.Random(seed)
-    tokens = [draw.randrange(n_vocab) for _ in range(count)]
-    return Stream(tokens, f"random ids below {n_vocab}, seed {seed}")
+def _seeded_stream(n_vocab: int, n_words: int | None, seed: int, count: int) -> Stream:
+    """Evenly drawn ids; for a model of esker synth ids that stay in a topic as texts do."""
+    if n_words is None:
+        draw = random.Random(seed)
+        tokens = [draw.randrange(n_vocab) for _ in range(count)]
+        return Stream(tokens, f"random ids below {n_vocab}, seed {seed}")
+    from ..synth.routing import STAY, token_stream
+
+    tokens = [int(token) for token in token_stream(count, seed, n_vocab=n_words)]
+    return Stream(tokens, f"ids below {n_words} that stay in a topic for {STAY}, seed {seed}")
 
 
 def _read(path: str | Path) -> str:

@@ -40,8 +40,9 @@ def print_summary(result: Mapping[str, Any], out: str) -> None:
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:  # rich would end the process when the reader is gone
         console.print(_table(result))
-        for line in remarks(result):
-            console.print(line)
+        for line in (same_tokens(result), *remarks(result)):
+            if line:
+                console.print(line)
         console.print(f"written to {out}")
     sys.stdout.write(captured.get())
     sys.stdout.flush()
@@ -62,6 +63,24 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def same_tokens(result: Mapping[str, Any]) -> str | None:
+    """How often two sides found the same token likeliest: whether they did the same work."""
+    raw = result["raw"]
+    if raw["case"] != "peer" or not raw["compare"]:
+        return None
+    outputs: dict[Any, dict[str, list[int]]] = {}
+    for run in raw["runs"]:
+        outputs.setdefault(run["pair"], {})[run["side"]] = run["output"]
+    first, second = raw["compare"]
+    pairs = [
+        pair
+        for both in outputs.values()
+        for pair in zip(both.get(first, ()), both.get(second, ()), strict=False)
+    ]
+    same = sum(ours == theirs for ours, theirs in pairs)
+    return f"both sides found the same token likeliest at {same} of {len(pairs)} places"
+
+
 def _table(result: Mapping[str, Any]) -> RenderableType:
     raw, summary = result["raw"], result["summary"]
     sides, pairs = summary["sides"], summary["pairs"]
@@ -76,7 +95,7 @@ def _table(result: Mapping[str, Any]) -> RenderableType:
         table.add_column(side, justify="right")
     if pairs:
         table.add_column("/".join(raw["compare"]), justify="right")
-    for name in _metrics(raw["case"], sides):
+    for name in main_metrics(raw["case"], sides):
         cells = [format_figure(side.get(name)) for side in sides.values()]
         if pairs:
             cells.append(format_ratio(pairs.get(name)))
@@ -84,7 +103,7 @@ def _table(result: Mapping[str, Any]) -> RenderableType:
     return table
 
 
-def _metrics(case: str, sides: Mapping[str, Mapping[str, Figure]]) -> list[str]:
+def main_metrics(case: str, sides: Mapping[str, Mapping[str, Figure]]) -> list[str]:
     present = list(dict.fromkeys(name for side in sides.values() for name in side))
     if case == "ops":
         return [name for name in present if name.endswith(":rate")]
