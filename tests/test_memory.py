@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""What a run costs in memory: a model of 2 GB in an arena of 200 MB."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ARENA_BYTES = 200_000_000
+# Interpreter, numpy, tokenizer, state and scratch. What matters is that the 2 GB of experts appear
+# nowhere: neither beside the arena nor as mapped pages.
+REST_BYTES = 100_000_000
+# Bytes of the unit in which getrusage counts.
+UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+# Runs a command and prints its output and its peak: a process of its own has no other children.
+MEASURE = """
+import resource, subprocess, sys
+result = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE)
+sys.stdout.buffer.write(result.stdout)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(result.returncode)
+"""
+
+
+def esker(*arguments: str) -> tuple[dict, int]:
+    """The command's JSON result and its peak resident memory in bytes."""
+    command = [sys.executable, "-c", MEASURE, sys.executable, "-m", "esker", *arguments, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    *output, peak = result.stdout.splitlines()
+    return json.loads("".join(output)), int(peak) * UNIT
+
+
+@pytest.fixture(scope="module")
+def big_model(tmp_path_factory):
+    """8 layers of 256 experts of 3 x 512 x 320 weights in F16."""
+    path = tmp_path_factory.mktemp("big") / "big.gguf"
+    shape = {
+        "layers": 8, "hidden": 512, "experts": 256, "experts-used": 8, "expert-width": 320,
+        "shared-width": 128, "vocab": 4096, "context": 4096, "ngram-base": 2000, "heads": 4,
+        "head-width": 64, "rotary": 32, "key-heads": 2, "value-heads": 4, "linear-width": 64,
+        "low-rank": 64,
+    }  # fmt: skip
+    flags = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    esker("synth", str(path), "--type", "experts=F16", *flags)
+    assert path.stat().st_size > 2_000_000_000
+    yield path
+    path.unlink()
+
+
+def test_peak_stays_within_arena_dense_weights_and_a_little(big_model):
+    prompt = "A prompt of some length, whose tokens pick experts all over the layers."
+    result, peak = esker(
+        "run", "--model", str(big_model), "--arena", str(ARENA_BYTES), "-n", "40", prompt
+    )
+    rows = {row["what"]: row["bytes"] for row in result["plan"]["rows"]}
+    assert result["counters"]["bytes_read"] > 4 * ARENA_BYTES  # it did stream
+    assert peak <= ARENA_BYTES + rows["dense weights (mapped)"] + REST_BYTES
