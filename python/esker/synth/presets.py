@@ -87,7 +87,7 @@ PRESETS = {
         ("experts@0-1=IQ3_S", "experts@2-11=IQ2_S", "down=Q2_0", "dense=IQ4_XS"),
     ),
     "k512-iq2_xs": Preset(
-        "the real model, experts of 2 to 3 bits, 69 GB",
+        "the real model, experts of 2 to 3 bits, 68 GB",
         Shape(),
         (
             *_published_dense(),
@@ -97,7 +97,7 @@ PRESETS = {
         ),
     ),
     "k256-q2_0": Preset(
-        "the real model cut to 256 experts a layer, all Q2_0, 50 GB",
+        "the real model cut to 256 experts a layer, all Q2_0, 49 GB",
         Shape(experts=256),
         (*_published_dense(), "experts=Q2_0"),
     ),

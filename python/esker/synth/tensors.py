@@ -18,7 +18,7 @@ from .shape import Shape
 
 GROWTH = 3.0  # mean square that the sub-layers add to the residual in all
 # Root mean square of a sub-layer's output where its output matrix has gain 1.
-_RMS_LINEAR, _RMS_FULL, _RMS_EXPERTS, _RMS_SHARED = 0.53, 0.25, 0.7, 0.7
+_RMS_LINEAR, _RMS_FULL, _RMS_EXPERTS, _RMS_SHARED = 0.50, 0.25, 0.7, 0.7
 _INJECT = 1.1  # mean square of the weight with which a residual stream takes an output
 _LOGIT_GAIN = 5.0
 MIXED = 0.5  # what mixing leaves of a residual's value: the mean of a gate
@@ -108,7 +108,7 @@ class Plan:
     def _linear(self, layer: int) -> Iterator[Fill]:
         s = self._shape
         yield self._fill("ssm_a", layer, (s.value_heads,), "decay", 0, suffix="")
-        yield self._fill("ssm_conv1d", layer, (s.conv, s.qkv_width), "random", 0.5)
+        yield self._fill("ssm_conv1d", layer, (s.conv, s.qkv_width), "random", 0.25)
         yield self._fill("ssm_dt", layer, (s.value_heads,), "dt", 1.0, suffix=".bias")
         for name in ("ssm_alpha", "ssm_beta"):
             yield self._matrix(name, layer, s.hidden, s.value_heads, 2.0)
