@@ -82,6 +82,7 @@ class CpuBackend final : public Backend {
         weights_(weights),
         small_(config, weights),
         pool_(threads),
+        kernels_(cpu::kernels()),
         thread_floats_(static_cast<size_t>(pool_.size())) {}
 
   const char* name() const override { return "cpu"; }
@@ -93,7 +94,9 @@ class CpuBackend final : public Backend {
   void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                      const PollFn& poll) override {
     pool_.set_poll(poll);
-    const cpu::Context c{config_, weights_, small_, graph, run, pool_, thread_floats_};
+    packs_.clear();
+    const cpu::Context c{config_, weights_, small_, graph, run,
+                         pool_, kernels_, packs_, thread_floats_};
     auto segment = graph.segments.begin();
     for (int32_t i = 0; i < static_cast<int32_t>(graph.ops.size()); ++i) {
       if (segment != graph.segments.end() && i == segment->signal) {
@@ -151,6 +154,8 @@ class CpuBackend final : public Backend {
   const Weights& weights_;
   cpu::SmallTensors small_;
   ThreadPool pool_;
+  const cpu::Kernels& kernels_;
+  cpu::PackCache packs_;
   std::vector<std::vector<float>> thread_floats_;
 };
 

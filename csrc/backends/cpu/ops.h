@@ -3,10 +3,12 @@
 // What the CPU ops share: one run's view of graph, weights, buffers and threads; and the list of ops.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "backends/cpu/kernels.h"
 #include "base/thread_pool.h"
 #include "graph/backend.h"
 #include "graph/graph.h"
@@ -30,6 +32,30 @@ class SmallTensors {
   uint64_t decoded_bytes_ = 0;
 };
 
+struct Context;
+
+// Packed forms of the buffers of a run, made when first wanted and shared by the products that read
+// the same buffer (gate and up, all projections of a layer). A buffer has one value in its life, so
+// its id is the key.
+class PackCache {
+ public:
+  // At the start of a run.
+  void clear();
+  // Of the op's rows of a buffer whose vectors have n values. Valid until four others were wanted.
+  const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int64_t n);
+  // For the routed experts' activations, whose values change from round to round.
+  Packed& experts() { return experts_; }
+
+ private:
+  struct Entry {
+    BufferId id = kNoBuffer;
+    Packed packed;
+  };
+  std::array<Entry, 4> entries_;
+  size_t next_ = 0;
+  Packed experts_;
+};
+
 struct Context {
   const Config& config;
   const Weights& weights;
@@ -37,6 +63,8 @@ struct Context {
   const Graph& graph;
   const Run& run;
   ThreadPool& pool;
+  const Kernels& kernels;
+  PackCache& packs;
   std::vector<std::vector<float>>& thread_floats;  // scratch of each thread, grown by reserve()
 
   int64_t rows(const Op& op) const {
