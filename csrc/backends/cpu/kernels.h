@@ -34,6 +34,7 @@ using RowsFn = void (*)(const RowsCall&);
 
 struct TypeKernel {
   Order order = Order::kFloat;
+  int offset = 0;  // O of packed.h
   RowsFn rows = nullptr;
 };
 

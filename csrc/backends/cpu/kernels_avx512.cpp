@@ -498,45 +498,45 @@ struct Shape {
 };
 
 // Adds one step (T::kUnits units) of one token to its float accumulator.
-template <class T>
+template <class T, int kParts>
 inline Float add_step(Float acc, const Int* u, const Float* scale, const Float* mins,
-                      const int8_t* q, const float* xs, const int32_t* sum) {
+                      const int8_t* q, const Lanes* lanes) {
   using S = Shape<T>;
   for (int a = 0; a < S::kAccs; ++a) {
-    Int low = _mm512_setzero_si512(), high = low;
+    Int low = load(lanes[a].low), high = load(lanes[a].high), middle = _mm512_setzero_si512();
     for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) {
-      low = dot(low, u[v], load(q + 128 * v));
-      high = dot(high, u[v], load(q + 128 * v + 64));
+      const int8_t* x = q + 64 * kParts * v;
+      low = dot(low, u[v], load(x));
+      if (kParts == 3) middle = dot(middle, u[v], load(x + 64));
+      high = dot(high, u[v], load(x + 64 * (kParts - 1)));
     }
-    Int total = _mm512_add_epi32(low, _mm512_slli_epi32(high, 7));
-    const Int x_sum = load(sum + 16 * a);
-    if (T::kOffset != 0) {
-      total = _mm512_sub_epi32(total, _mm512_mullo_epi32(x_sum, _mm512_set1_epi32(T::kOffset)));
+    Float value;
+    if (kParts == 3) {
+      low = _mm512_add_epi32(low, _mm512_slli_epi32(middle, 7));
+      value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(16384.0f),
+                              _mm512_cvtepi32_ps(low));
+    } else {
+      value = _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32(high, 7)));
     }
-    const Float x_scale = _mm512_loadu_ps(xs + 16 * a);
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(scale[a], x_scale), acc);
-    if (T::kMins) {
-      acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(x_sum), _mm512_mul_ps(mins[a], x_scale), acc);
-    }
+    acc = _mm512_fmadd_ps(value, _mm512_mul_ps(scale[a], _mm512_loadu_ps(lanes[a].scale)), acc);
+    if (T::kMins) acc = _mm512_fnmadd_ps(_mm512_loadu_ps(lanes[a].sum), mins[a], acc);
   }
   return acc;
 }
 
-template <class T, int kTokens>
+template <class T, int kParts, int kTokens>
 void rows_of(const RowsCall& c, int64_t first) {
   using S = Shape<T>;
   const Packed& x = *c.x;
   constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
-  constexpr int64_t kStepQ = 512 * T::kUnits, kStepLanes = 16 * S::kAccs;
+  constexpr int64_t kStepQ = 256 * kParts * T::kUnits, kStepLanes = S::kAccs;
   const int8_t* q[kTokens];
-  const float* xs[kTokens];
-  const int32_t* sum[kTokens];
+  const Lanes* lanes[kTokens];
   float* y[kTokens];
   for (int t = 0; t < kTokens; ++t) {
     const int64_t v = c.vector(first + t);
     q[t] = x.q.data() + v * x.q_stride();
-    xs[t] = x.scale.data() + v * x.lane_stride();
-    sum[t] = x.sum.data() + v * x.lane_stride();
+    lanes[t] = x.lanes.data() + v * x.lane_stride();
     y[t] = c.y + c.place(first + t) * c.y_stride;
   }
   const int64_t whole = static_cast<int64_t>(c.row_bytes) / kStepBytes;
@@ -550,8 +550,8 @@ void rows_of(const RowsCall& c, int64_t first) {
       Float scale[S::kAccs], mins[S::kAccs];
       T::unpack(block, u, scale, mins);
       for (int t = 0; t < kTokens; ++t) {
-        acc[t] = add_step<T>(acc[t], u, scale, mins, q[t] + s * kStepQ, xs[t] + s * kStepLanes,
-                             sum[t] + s * kStepLanes);
+        acc[t] = add_step<T, kParts>(acc[t], u, scale, mins, q[t] + s * kStepQ,
+                                     lanes[t] + s * kStepLanes);
       }
     };
     for (int64_t s = 0; s < whole; ++s, p += kStepBytes) {
@@ -569,12 +569,16 @@ void rows_of(const RowsCall& c, int64_t first) {
   }
 }
 
+template <class T, int kParts>
+void rows_in(const RowsCall& c) {
+  int64_t t = 0;
+  for (; t + 8 <= c.tokens; t += 8) rows_of<T, kParts, 8>(c, t);
+  for (; t + 2 <= c.tokens; t += 2) rows_of<T, kParts, 2>(c, t);
+  for (; t < c.tokens; ++t) rows_of<T, kParts, 1>(c, t);
+}
 template <class T>
 void rows(const RowsCall& c) {
-  int64_t t = 0;
-  for (; t + 8 <= c.tokens; t += 8) rows_of<T, 8>(c, t);
-  for (; t + 2 <= c.tokens; t += 2) rows_of<T, 2>(c, t);
-  for (; t < c.tokens; ++t) rows_of<T, 1>(c, t);
+  c.x->parts == 3 ? rows_in<T, 3>(c) : rows_in<T, 2>(c);
 }
 
 // ---- Float types: read as they are.
@@ -662,23 +666,32 @@ const OrderTables& order_tables() {
   return tables;
 }
 
-// x = s (128 h + l) of a unit; s [8], natural order.
-inline void quantize_unit(const float* x, Int* low, Int* high, float* s) {
-  alignas(64) int8_t l[kUnit], h[kUnit];
-  for (int g = 0; g < 8; ++g) {
-    const Float a = _mm512_loadu_ps(x + 32 * g), b = _mm512_loadu_ps(x + 32 * g + 16);
+// The parts of a unit, natural order: part[0] = l, ..., part[kParts - 1] = h; and s [8].
+template <int kParts>
+inline void quantize_unit(const float* x, Int (*part)[4], float* s) {
+  constexpr float kTop = kParts == 3 ? 127.0f * 16384.0f : 127.0f * 128.0f;
+  alignas(64) int8_t bytes_of[kParts][kUnit];
+  for (int i = 0; i < kUnit; i += 32) {
+    const Float a = _mm512_loadu_ps(x + i), b = _mm512_loadu_ps(x + i + 16);
     const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-    s[g] = top / (127.0f * 128.0f);
-    const Float inverse = _mm512_set1_ps(top > 0 ? 127.0f * 128.0f / top : 0.0f);
-    for (int i = 0; i < 2; ++i) {
-      const Int v = _mm512_cvtps_epi32(_mm512_mul_ps(i == 0 ? a : b, inverse));
-      const Int hi = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
-      const Int lo = _mm512_sub_epi32(v, _mm512_slli_epi32(hi, 7));
-      _mm_store_si128(reinterpret_cast<__m128i*>(h + 32 * g + 16 * i), _mm512_cvtepi32_epi8(hi));
-      _mm_store_si128(reinterpret_cast<__m128i*>(l + 32 * g + 16 * i), _mm512_cvtepi32_epi8(lo));
+    s[i / 32] = top / kTop;
+    // A subnormal top would overflow its inverse: such a group is as good as zero.
+    const Float inverse = _mm512_set1_ps(top > 1e-30f ? kTop / top : 0.0f);
+    for (int h = 0; h < 2; ++h) {
+      Int v = _mm512_cvtps_epi32(_mm512_mul_ps(h == 0 ? a : b, inverse));
+      for (int k = 0; k < kParts - 1; ++k) {
+        const Int upper = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
+        _mm_store_si128(reinterpret_cast<__m128i*>(bytes_of[k] + i + 16 * h),
+                        _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(upper, 7))));
+        v = upper;
+      }
+      _mm_store_si128(reinterpret_cast<__m128i*>(bytes_of[kParts - 1] + i + 16 * h),
+                      _mm512_cvtepi32_epi8(v));
     }
   }
-  for (int j = 0; j < 4; ++j) low[j] = load(l + 64 * j), high[j] = load(h + 64 * j);
+  for (int k = 0; k < kParts; ++k) {
+    for (int j = 0; j < 4; ++j) part[k][j] = load(bytes_of[k] + 64 * j);
+  }
 }
 
 // Byte i of the result is byte index[i] of the 256 in v.
@@ -688,11 +701,11 @@ inline Int pick(const Int* v, Int index) {
                                 _mm512_permutex2var_epi8(v[2], index, v[3]));
 }
 
-template <Order kOrder>
+template <Order kOrder, int kParts>
 void pack_order(Packed& to, int64_t token) {
   constexpr int kAccs = order_accumulators(kOrder), kPerAcc = 4 / kAccs;
   const OrderTables& tables = order_tables<kOrder>();
-  const Int ones = bytes(1);
+  const Int ones = bytes(1), offset = _mm512_set1_epi32(-to.offset);
   for (int64_t unit = 0; unit < to.units; ++unit) {
     const float* x = to.x + token * to.n + unit * kUnit;
     const int64_t left = std::max<int64_t>(0, to.n - unit * kUnit);
@@ -701,42 +714,54 @@ void pack_order(Packed& to, int64_t token) {
       std::fill_n(std::copy_n(x, left, padded), kUnit - left, 0.0f);
       x = padded;
     }
-    Int low[4], high[4];
+    Int part[kParts][4];
     alignas(64) float s[16] = {};
-    quantize_unit(x, low, high, s);
-    int8_t* q = to.q.data() + token * to.q_stride() + unit * 512;
-    const int64_t lane = token * to.lane_stride() + unit * 16 * kAccs;
+    quantize_unit<kParts>(x, part, s);
+    int8_t* q = to.q.data() + token * to.q_stride() + unit * 256 * kParts;
+    Lanes* lanes = to.lanes.data() + token * to.lane_stride() + unit * kAccs;
     for (int a = 0; a < kAccs; ++a) {
-      Int sum_low = _mm512_setzero_si512(), sum_high = sum_low;
+      Int sum[kParts] = {};
       for (int v = a * kPerAcc; v < (a + 1) * kPerAcc; ++v) {
         const Int index = load(tables.element[v]);
-        const Int l = pick(low, index), h = pick(high, index);
-        _mm512_storeu_si512(q + 128 * v, l);
-        _mm512_storeu_si512(q + 128 * v + 64, h);
-        sum_low = dot(sum_low, ones, l);
-        sum_high = dot(sum_high, ones, h);
+        for (int k = 0; k < kParts; ++k) {
+          const Int b = pick(part[k], index);
+          _mm512_storeu_si512(q + 64 * (kParts * v + k), b);
+          sum[k] = dot(sum[k], ones, b);
+        }
       }
-      _mm512_storeu_si512(to.sum.data() + lane + 16 * a,
-                          _mm512_add_epi32(sum_low, _mm512_slli_epi32(sum_high, 7)));
-      _mm512_storeu_ps(to.scale.data() + lane + 16 * a,
-                       _mm512_permutexvar_ps(load(tables.group[a]), _mm512_load_ps(s)));
+      const Int low = _mm512_add_epi32(sum[0], _mm512_slli_epi32(sum[1], 7));
+      const Int high = sum[kParts - 1];
+      const Float scale = _mm512_permutexvar_ps(load(tables.group[a]), _mm512_load_ps(s));
+      // In the coarse form the lower sum starts with all of the offset and the higher with none.
+      _mm512_storeu_si512(lanes[a].low, _mm512_mullo_epi32(low, offset));
+      _mm512_storeu_si512(lanes[a].high,
+                          kParts == 3 ? _mm512_mullo_epi32(high, offset) : _mm512_setzero_si512());
+      _mm512_storeu_ps(lanes[a].scale, scale);
+      const Float all = kParts == 3 ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(16384.0f),
+                                                      _mm512_cvtepi32_ps(low))
+                                    : _mm512_cvtepi32_ps(low);
+      _mm512_storeu_ps(lanes[a].sum, _mm512_mul_ps(all, scale));
     }
   }
 }
 
-void pack(Packed& to, int64_t token) {
+template <int kParts>
+void pack_in(Packed& to, int64_t token) {
   switch (to.order) {
-    case Order::kNatural: return pack_order<Order::kNatural>(to, token);
-    case Order::kQuad: return pack_order<Order::kQuad>(to, token);
-    case Order::kNibble32: return pack_order<Order::kNibble32>(to, token);
-    case Order::kNibble64: return pack_order<Order::kNibble64>(to, token);
+    case Order::kNatural: return pack_order<Order::kNatural, kParts>(to, token);
+    case Order::kQuad: return pack_order<Order::kQuad, kParts>(to, token);
+    case Order::kNibble32: return pack_order<Order::kNibble32, kParts>(to, token);
+    case Order::kNibble64: return pack_order<Order::kNibble64, kParts>(to, token);
     default: return;
   }
+}
+void pack(Packed& to, int64_t token) {
+  to.parts == 3 ? pack_in<3>(to, token) : pack_in<2>(to, token);
 }
 
 template <class T>
 void add(Kernels& k, WeightType type) {
-  k.types[static_cast<uint32_t>(type)] = {T::kOrder, &rows<T>};
+  k.types[static_cast<uint32_t>(type)] = {T::kOrder, T::kOffset, &rows<T>};
 }
 
 Kernels make_kernels() {

@@ -14,8 +14,9 @@ int order_element(Order order, int j, int p) {
   }
 }
 
-void Packed::resize(Order to, int64_t n_values, int64_t tokens) {
+void Packed::resize(Order to, int to_offset, int64_t n_values, int64_t tokens) {
   order = to;
+  offset = to_offset;
   n = n_values;
   // A kernel may take two units a step; an odd last one is then read as zeros.
   units = (n + 2 * kUnit - 1) / (2 * kUnit) * 2;
@@ -24,8 +25,7 @@ void Packed::resize(Order to, int64_t n_values, int64_t tokens) {
     if (static_cast<int64_t>(v.size()) < size) v.resize(static_cast<size_t>(size));
   };
   grow(q, tokens * q_stride());
-  grow(scale, tokens * lane_stride());
-  grow(sum, tokens * lane_stride());
+  grow(lanes, tokens * lane_stride());
 }
 
 }  // namespace esker::cpu

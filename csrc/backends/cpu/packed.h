@@ -2,11 +2,12 @@
 //
 // Activations as the integer kernels want them.
 //
-// A vector x is cut into groups of 32. Within a group x ~ s (128 h + l), h in -127..127 and l in
-// -64..64, s = max|x| / (127 * 128): 15 bits, relative error of a product 8e-5. A kernel unpacks
-// weights to bytes u = w + O (O makes them unsigned) and needs two u8 x s8 dot products on the same
-// bytes. The values lie in the order in which the weight type's unpack delivers them, so that
-// nothing is shuffled per weight.
+// A vector x is cut into groups of 32. Within a group x ~ s v, v an integer of 22 bits split into three
+// signed bytes, v = 16384 h + 128 m + l, s = max|x| / (127 * 16384): as exact as float32 sums are
+// (relative error of a product below 1e-6). In the coarse form v has 15 bits and two bytes,
+// v = 128 h + l (8e-5). A kernel unpacks weights to bytes u = w + O (O makes them unsigned) and needs
+// one u8 x s8 dot product a part on the same bytes. The values lie in the order in which the weight
+// type's unpack delivers them, so that nothing is shuffled per weight.
 //
 // Units of 256 values: four vectors of 64 bytes. `accumulators` of a unit (1, 2 or 4) sum one or more
 // of its vectors; lane i (4 bytes of each vector) always lies within one group of 16, so one scale a
@@ -34,20 +35,29 @@ constexpr int order_accumulators(Order order) {
   return order == Order::kQuad ? 1 : order == Order::kNibble32 ? 2 : 4;
 }
 
+// What a kernel reads of x for one accumulator.
+struct Lanes {
+  int32_t low[16];   // -O times the sum of 128 m + l (coarse: of v): where the lower sum starts
+  int32_t high[16];  // -O times the sum of h
+  float scale[16];   // s
+  float sum[16];     // of s v: what a minimum of the weights is multiplied with
+};
+
 // T vectors of n values, packed one after another. Values past n are zero.
 struct Packed {
   Order order = Order::kFloat;
+  int offset = 0;                 // O
+  int parts = 3;                  // bytes a value
   int64_t n = 0;
   int64_t units = 0;              // of one vector
   const float* x = nullptr;       // the source [T, n]
-  std::vector<int8_t> q;          // [T, units, 4, 2, 64]: l, then h, of each vector
-  std::vector<float> scale;       // [T, units, accumulators, 16] s of each lane
-  std::vector<int32_t> sum;       // [T, units, accumulators, 16] sum of 128 h + l of each lane
+  std::vector<int8_t> q;          // [T, units, 4, parts, 64]: l, m, h of each vector
+  std::vector<Lanes> lanes;       // [T, units, accumulators]
 
-  int64_t q_stride() const { return units * 512; }
-  int64_t lane_stride() const { return units * order_accumulators(order) * 16; }
+  int64_t q_stride() const { return units * 256 * parts; }
+  int64_t lane_stride() const { return units * order_accumulators(order); }
   // Room for T vectors; keeps what it has when that suffices.
-  void resize(Order to, int64_t n_values, int64_t tokens);
+  void resize(Order to, int to_offset, int64_t n_values, int64_t tokens);
 };
 
 }  // namespace esker::cpu
