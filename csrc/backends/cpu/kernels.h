@@ -34,7 +34,6 @@ using RowsFn = void (*)(const RowsCall&);
 
 struct TypeKernel {
   Order order = Order::kFloat;
-  int offset = 0;  // O of packed.h
   RowsFn rows = nullptr;
 };
 

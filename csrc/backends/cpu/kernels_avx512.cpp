@@ -2,7 +2,7 @@
 //
 // AVX-512 kernels (F, BW, VL, DQ, VNNI, VBMI, GFNI: Zen 4 and newer, Ice Lake and newer).
 //
-// One pattern: Type::unpack turns the blocks of a unit into four vectors of unsigned bytes and a scale
+// One pattern: Type::unpack turns the blocks of a unit into four vectors of signed bytes and a scale
 // a lane; one loop multiplies them with packed activations of several tokens. One row at a time, as
 // one stream: rows side by side defeat the hardware prefetcher.
 #include "backends/cpu/kernels.h"
@@ -53,6 +53,7 @@ inline Float half_lanes(const uint8_t* p) {
   return _mm512_cvtph_ps(_mm256_set1_epi16(peek<int16_t>(p)));
 }
 inline Int bytes(int v) { return _mm512_set1_epi8(static_cast<char>(v)); }
+// sum + u . s, four bytes a lane: u unsigned, s signed.
 inline Int dot(Int sum, Int u, Int s) { return _mm512_dpbusd_epi32(sum, u, s); }
 
 // Lane i takes value index[i].
@@ -74,7 +75,7 @@ constexpr std::array<uint8_t, 64> byte_lanes(F f) {
 
 struct Q8_0 {
   static constexpr Order kOrder = Order::kNatural;
-  static constexpr int kOffset = 128, kBlockBytes = 272, kUnits = 1;
+  static constexpr int kBlockBytes = 272, kUnits = 1;
   static constexpr bool kMins = false;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     alignas(64) static constexpr auto kWords = [] {
@@ -83,7 +84,7 @@ struct Q8_0 {
       return w;
     }();
     for (int j = 0; j < 4; ++j, p += 68) {
-      u[j] = _mm512_xor_si512(load_half(p + 2, p + 36), bytes(128));
+      u[j] = load_half(p + 2, p + 36);
       scale[j] = _mm512_cvtph_ps(_mm512_castsi512_si256(
           _mm512_permutexvar_epi16(load(kWords.data()), load(p))));
     }
@@ -92,7 +93,7 @@ struct Q8_0 {
 
 struct Q6_K {
   static constexpr Order kOrder = Order::kNatural;
-  static constexpr int kOffset = 32, kBlockBytes = 210, kUnits = 1;
+  static constexpr int kBlockBytes = 210, kUnits = 1;
   static constexpr bool kMins = false;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int low4 = bytes(15), low6 = bytes(63);
@@ -106,11 +107,11 @@ struct Q6_K {
       const Int qh = _mm512_srlv_epi16(
           _mm512_broadcast_i64x4(
               _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 128 + 32 * h))), shift);
-      // (low4 ? ql : qh << 4) & 63, and the same with the upper nibbles.
-      u[2 * h] = _mm512_and_si512(
-          _mm512_ternarylogic_epi32(low4, ql, _mm512_slli_epi16(qh, 4), 0xCA), low6);
-      u[2 * h + 1] = _mm512_and_si512(
-          _mm512_ternarylogic_epi32(low4, _mm512_srli_epi16(ql, 4), qh, 0xCA), low6);
+      // (low4 ? ql : qh << 4) & 63, and the same with the upper nibbles; minus 32.
+      const Int a = _mm512_ternarylogic_epi32(low4, ql, _mm512_slli_epi16(qh, 4), 0xCA);
+      const Int b = _mm512_ternarylogic_epi32(low4, _mm512_srli_epi16(ql, 4), qh, 0xCA);
+      u[2 * h] = _mm512_sub_epi8(_mm512_and_si512(a, low6), bytes(32));
+      u[2 * h + 1] = _mm512_sub_epi8(_mm512_and_si512(b, low6), bytes(32));
     }
     for (int j = 0; j < 4; ++j) {
       alignas(64) static constexpr auto kIndex = lanes([](int i) { return i / 4; });
@@ -124,7 +125,7 @@ struct Q6_K {
 template <bool kFive>
 struct K45 {
   static constexpr Order kOrder = Order::kNibble64;
-  static constexpr int kOffset = 0, kBlockBytes = kFive ? 176 : 144, kUnits = 1;
+  static constexpr int kBlockBytes = kFive ? 176 : 144, kUnits = 1;
   static constexpr bool kMins = true;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float* mins) {
     const Int low4 = bytes(15);
@@ -168,19 +169,15 @@ struct K45 {
   }
 };
 
-// The 16 values of IQ4_NL and IQ4_XS, with the offset that makes them unsigned.
+// The 16 values of IQ4_NL and IQ4_XS.
 inline Int iq4_values() {
-  alignas(16) static constexpr auto kValues = [] {
-    std::array<uint8_t, 16> v{};
-    for (size_t i = 0; i < 16; ++i) v[i] = static_cast<uint8_t>(codebooks::kIq4Values[i] + 128);
-    return v;
-  }();
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kValues.data())));
+  return _mm512_broadcast_i32x4(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(codebooks::kIq4Values)));
 }
 
 struct IQ4_XS {
   static constexpr Order kOrder = Order::kNibble32;
-  static constexpr int kOffset = 128, kBlockBytes = 136, kUnits = 1;
+  static constexpr int kBlockBytes = 136, kUnits = 1;
   static constexpr bool kMins = false;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int low4 = bytes(15), values = iq4_values();
@@ -208,7 +205,7 @@ struct IQ4_XS {
 template <bool kLinear>
 struct Nibble18 {
   static constexpr Order kOrder = Order::kNibble32;
-  static constexpr int kOffset = kLinear ? 8 : 128, kBlockBytes = 144, kUnits = 1;
+  static constexpr int kBlockBytes = 144, kUnits = 1;
   static constexpr bool kMins = false;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int low4 = bytes(15), values = iq4_values();
@@ -216,9 +213,8 @@ struct Nibble18 {
       const Int q = load_quarters(p + 2, 18);
       u[2 * h] = _mm512_and_si512(q, low4);
       u[2 * h + 1] = _mm512_and_si512(_mm512_srli_epi16(q, 4), low4);
-      if (!kLinear) {
-        u[2 * h] = _mm512_shuffle_epi8(values, u[2 * h]);
-        u[2 * h + 1] = _mm512_shuffle_epi8(values, u[2 * h + 1]);
+      for (int i = 2 * h; i < 2 * h + 2; ++i) {
+        u[i] = kLinear ? _mm512_sub_epi8(u[i], bytes(8)) : _mm512_shuffle_epi8(values, u[i]);
       }
       const __m256i d = _mm256_setr_epi64x(
           0x0001000100010001 * peek<uint16_t>(p), 0x0001000100010001 * peek<uint16_t>(p + 18),
@@ -230,12 +226,13 @@ struct Nibble18 {
 
 struct Q2_0 {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 1, kBlockBytes = 72, kUnits = 1;
+  static constexpr int kBlockBytes = 72, kUnits = 1;
   static constexpr bool kMins = false;
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int low2 = bytes(3), q = load_quarters(p + 2, 18);
     for (int k = 0; k < 4; ++k) {
-      u[k] = _mm512_and_si512(_mm512_srli_epi16(q, static_cast<unsigned>(2 * k)), low2);
+      const Int code = _mm512_and_si512(_mm512_srli_epi16(q, static_cast<unsigned>(2 * k)), low2);
+      u[k] = _mm512_sub_epi8(code, bytes(1));
     }
     const __m256i words = _mm256_setr_epi16(0, 0, 0, 0, 9, 9, 9, 9, 18, 18, 18, 18, 27, 27, 27, 27);
     scale[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(
@@ -282,6 +279,10 @@ inline __mmask64 negative(Int signs, int k) {
   }();
   return _mm512_test_epi8_mask(signs, load(kTest[static_cast<size_t>(k)].data()));
 }
+// v, negated where its sign bit is set.
+inline Int with_sign(Int v, Int signs, int k) {
+  return _mm512_mask_sub_epi8(v, negative(signs, k), _mm512_setzero_si512(), v);
+}
 // 32 sign bytes, each doubled.
 inline Int doubled(const uint8_t* p) {
   alignas(64) static constexpr auto kIndex = byte_lanes([](int i) { return i / 2; });
@@ -298,7 +299,7 @@ inline Int with_parity(Int signs) {
 
 struct IQ3_S {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 16, kBlockBytes = 110, kUnits = 1;
+  static constexpr int kBlockBytes = 110, kUnits = 1;
   static constexpr bool kMins = false;
   static constexpr Planes<512, 2> kPlanes = [] {
     Planes<512, 2> t{};
@@ -310,15 +311,14 @@ struct IQ3_S {
     return t;
   }();
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
-    const Int index = load(p + 2), low4 = bytes(15), offset = bytes(16);
+    const Int index = load(p + 2), low4 = bytes(15);
     const __mmask64 bit7 = _mm512_movepi8_mask(index), bit8 = peek<uint64_t>(p + 66);
     const Int a = look_up_512(kPlanes.at[0], index, bit7, bit8);
     const Int b = look_up_512(kPlanes.at[1], index, bit7, bit8);
     u[0] = a, u[1] = _mm512_srli_epi16(a, 4), u[2] = b, u[3] = _mm512_srli_epi16(b, 4);
     const Int signs = doubled(p + 74);
     for (int k = 0; k < 4; ++k) {
-      u[k] = _mm512_ternarylogic_epi32(u[k], low4, offset, 0xEA);  // (u & 15) | 16
-      u[k] = _mm512_mask_sub_epi8(u[k], negative(signs, k), bytes(32), u[k]);
+      u[k] = with_sign(_mm512_and_si512(u[k], low4), signs, k);
     }
     // Nibble i of the four scale bytes serves 32 weights, lanes 2i and 2i + 1: 2 s + 1.
     const Int rotate = _mm512_setr_epi32(1, 1, 29, 29, 25, 25, 21, 21, 17, 17, 13, 13, 9, 9, 5, 5);
@@ -331,7 +331,7 @@ struct IQ3_S {
 
 struct IQ3_XXS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 64, kBlockBytes = 98, kUnits = 1;
+  static constexpr int kBlockBytes = 98, kUnits = 1;
   static constexpr bool kMins = false;
   // The magnitudes are 4, 12, .. 52, 62: codes 0..7 of three bits, in nibbles.
   static constexpr Planes<256, 2> kPlanes = [] {
@@ -347,7 +347,7 @@ struct IQ3_XXS {
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int index = load(p + 2), low4 = bytes(15);
     const Int values = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(68, 76, 84, 92, 100, 108, 116, 126, 0, 0, 0, 0, 0, 0, 0, 0));
+        _mm_setr_epi8(4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0));
     const __mmask64 bit7 = _mm512_movepi8_mask(index);
     const Int a = look_up_256(kPlanes.at[0], index, bit7);
     const Int b = look_up_256(kPlanes.at[1], index, bit7);
@@ -356,8 +356,7 @@ struct IQ3_XXS {
     const Int signs = with_parity(_mm512_multishift_epi64_epi8(
         _mm512_set1_epi64(0x15150e0e07070000), _mm512_cvtepu32_epi64(words)));
     for (int k = 0; k < 4; ++k) {
-      u[k] = _mm512_shuffle_epi8(values, _mm512_and_si512(u[k], low4));
-      u[k] = _mm512_mask_sub_epi8(u[k], negative(signs, k), bytes(128), u[k]);
+      u[k] = with_sign(_mm512_shuffle_epi8(values, _mm512_and_si512(u[k], low4)), signs, k);
     }
     alignas(64) static constexpr auto kIndex = lanes([](int i) { return i / 2; });
     const Int s = _mm512_or_si512(
@@ -394,13 +393,13 @@ inline Int interleave(Int plane0, Int plane1, int block) {
 }
 inline void crumbs(Int codes, Int signs, Int* u) {
   alignas(64) static constexpr auto kValues = byte_lanes([](int i) {
-    return 43 + ((i & 3) == 0 ? 8 : (i & 3) == 1 ? 25 : 43);
+    return (i & 3) == 0 ? 8 : (i & 3) == 1 ? 25 : 43;
   });
   const Int values = load(kValues.data());
   for (int k = 0; k < 4; ++k) {
     // A byte permute reads six bits of the index: the table repeats, so nothing is masked.
-    u[k] = _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, static_cast<unsigned>(2 * k)), values);
-    u[k] = _mm512_mask_sub_epi8(u[k], negative(signs, k), bytes(86), u[k]);
+    const Int code = _mm512_srli_epi16(codes, static_cast<unsigned>(2 * k));
+    u[k] = with_sign(_mm512_permutexvar_epi8(code, values), signs, k);
   }
 }
 // Sixteen scale nibbles in order, a lane each: (2 s + 1) d / 8.
@@ -416,7 +415,7 @@ inline Float nibble_scales(const uint8_t* p, const uint8_t* d) {
 
 struct IQ2_S {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 43, kBlockBytes = 82, kUnits = 2;
+  static constexpr int kBlockBytes = 82, kUnits = 2;
   static constexpr bool kMins = false;
   static constexpr Planes<1024, 2> kPlanes = crumb_planes<1024>(codebooks::kGridIq2S);
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
@@ -440,7 +439,7 @@ struct IQ2_S {
 
 struct IQ2_XS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 43, kBlockBytes = 74, kUnits = 2;
+  static constexpr int kBlockBytes = 74, kUnits = 2;
   static constexpr bool kMins = false;
   static constexpr Planes<512, 2> kPlanes = crumb_planes<512>(codebooks::kGridIq2Xs);
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
@@ -465,7 +464,7 @@ struct IQ2_XS {
 
 struct IQ2_XXS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kOffset = 43, kBlockBytes = 66, kUnits = 2;
+  static constexpr int kBlockBytes = 66, kUnits = 2;
   static constexpr bool kMins = false;
   static constexpr Planes<256, 2> kPlanes = crumb_planes<256>(codebooks::kGridIq2Xxs);
   static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
@@ -497,18 +496,19 @@ struct Shape {
   static constexpr int kPerAcc = kVectors / kAccs;
 };
 
-// Adds one step (T::kUnits units) of one token to its float accumulator.
+// Adds one step (T::kUnits units) of one token to its float accumulator. start: of the highest
+// part's sums, minus 128 times the sum of the weights.
 template <class T, int kParts>
-inline Float add_step(Float acc, const Int* u, const Float* scale, const Float* mins,
-                      const int8_t* q, const Lanes* lanes) {
+inline Float add_step(Float acc, const Int* u, const Int* start, const Float* scale,
+                      const Float* mins, const uint8_t* q, const Lanes* lanes) {
   using S = Shape<T>;
   for (int a = 0; a < S::kAccs; ++a) {
-    Int low = load(lanes[a].low), high = load(lanes[a].high), middle = _mm512_setzero_si512();
+    Int low = _mm512_setzero_si512(), middle = low, high = start[a];
     for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) {
-      const int8_t* x = q + 64 * kParts * v;
-      low = dot(low, u[v], load(x));
-      if (kParts == 3) middle = dot(middle, u[v], load(x + 64));
-      high = dot(high, u[v], load(x + 64 * (kParts - 1)));
+      const uint8_t* x = q + 64 * kParts * v;
+      low = dot(low, load(x), u[v]);
+      if (kParts == 3) middle = dot(middle, load(x + 64), u[v]);
+      high = dot(high, load(x + 64 * (kParts - 1)), u[v]);
     }
     Float value;
     if (kParts == 3) {
@@ -530,7 +530,7 @@ void rows_of(const RowsCall& c, int64_t first) {
   const Packed& x = *c.x;
   constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
   constexpr int64_t kStepQ = 256 * kParts * T::kUnits, kStepLanes = S::kAccs;
-  const int8_t* q[kTokens];
+  const uint8_t* q[kTokens];
   const Lanes* lanes[kTokens];
   float* y[kTokens];
   for (int t = 0; t < kTokens; ++t) {
@@ -546,11 +546,16 @@ void rows_of(const RowsCall& c, int64_t first) {
     Float acc[kTokens];
     for (Float& a : acc) a = _mm512_setzero_ps();
     const auto step = [&](const uint8_t* block, int64_t s) __attribute__((always_inline)) {
-      Int u[S::kVectors];
+      Int u[S::kVectors], start[S::kAccs];
       Float scale[S::kAccs], mins[S::kAccs];
       T::unpack(block, u, scale, mins);
+      for (int a = 0; a < S::kAccs; ++a) {
+        Int sum = _mm512_setzero_si512();
+        for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) sum = dot(sum, bytes(128), u[v]);
+        start[a] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+      }
       for (int t = 0; t < kTokens; ++t) {
-        acc[t] = add_step<T, kParts>(acc[t], u, scale, mins, q[t] + s * kStepQ,
+        acc[t] = add_step<T, kParts>(acc[t], u, start, scale, mins, q[t] + s * kStepQ,
                                      lanes[t] + s * kStepLanes);
       }
     };
@@ -666,11 +671,12 @@ const OrderTables& order_tables() {
   return tables;
 }
 
-// The parts of a unit, natural order: part[0] = l, ..., part[kParts - 1] = h; and s [8].
+// The parts of a unit, natural order: part[0] = l, ..., part[kParts - 1] = h + 128; and s [8].
 template <int kParts>
 inline void quantize_unit(const float* x, Int (*part)[4], float* s) {
   constexpr float kTop = kParts == 3 ? 127.0f * 16384.0f : 127.0f * 128.0f;
-  alignas(64) int8_t bytes_of[kParts][kUnit];
+  alignas(64) uint8_t bytes_of[kParts][kUnit];
+  const Int low7 = _mm512_set1_epi32(127);
   for (int i = 0; i < kUnit; i += 32) {
     const Float a = _mm512_loadu_ps(x + i), b = _mm512_loadu_ps(x + i + 16);
     const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
@@ -679,14 +685,14 @@ inline void quantize_unit(const float* x, Int (*part)[4], float* s) {
     const Float inverse = _mm512_set1_ps(top > 1e-30f ? kTop / top : 0.0f);
     for (int h = 0; h < 2; ++h) {
       Int v = _mm512_cvtps_epi32(_mm512_mul_ps(h == 0 ? a : b, inverse));
-      for (int k = 0; k < kParts - 1; ++k) {
-        const Int upper = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
+      const auto store = [&](int k, Int byte) {
         _mm_store_si128(reinterpret_cast<__m128i*>(bytes_of[k] + i + 16 * h),
-                        _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(upper, 7))));
-        v = upper;
+                        _mm512_cvtepi32_epi8(byte));
+      };
+      for (int k = 0; k < kParts - 1; ++k, v = _mm512_srai_epi32(v, 7)) {
+        store(k, _mm512_and_si512(v, low7));
       }
-      _mm_store_si128(reinterpret_cast<__m128i*>(bytes_of[kParts - 1] + i + 16 * h),
-                      _mm512_cvtepi32_epi8(v));
+      store(kParts - 1, _mm512_add_epi32(v, _mm512_set1_epi32(128)));
     }
   }
   for (int k = 0; k < kParts; ++k) {
@@ -705,7 +711,7 @@ template <Order kOrder, int kParts>
 void pack_order(Packed& to, int64_t token) {
   constexpr int kAccs = order_accumulators(kOrder), kPerAcc = 4 / kAccs;
   const OrderTables& tables = order_tables<kOrder>();
-  const Int ones = bytes(1), offset = _mm512_set1_epi32(-to.offset);
+  const Int ones = bytes(1), bias = _mm512_set1_epi32(-128 * 4 * kPerAcc);
   for (int64_t unit = 0; unit < to.units; ++unit) {
     const float* x = to.x + token * to.n + unit * kUnit;
     const int64_t left = std::max<int64_t>(0, to.n - unit * kUnit);
@@ -717,7 +723,7 @@ void pack_order(Packed& to, int64_t token) {
     Int part[kParts][4];
     alignas(64) float s[16] = {};
     quantize_unit<kParts>(x, part, s);
-    int8_t* q = to.q.data() + token * to.q_stride() + unit * 256 * kParts;
+    uint8_t* q = to.q.data() + token * to.q_stride() + unit * 256 * kParts;
     Lanes* lanes = to.lanes.data() + token * to.lane_stride() + unit * kAccs;
     for (int a = 0; a < kAccs; ++a) {
       Int sum[kParts] = {};
@@ -726,21 +732,16 @@ void pack_order(Packed& to, int64_t token) {
         for (int k = 0; k < kParts; ++k) {
           const Int b = pick(part[k], index);
           _mm512_storeu_si512(q + 64 * (kParts * v + k), b);
-          sum[k] = dot(sum[k], ones, b);
+          sum[k] = dot(sum[k], b, ones);
         }
       }
-      const Int low = _mm512_add_epi32(sum[0], _mm512_slli_epi32(sum[1], 7));
-      const Int high = sum[kParts - 1];
       const Float scale = _mm512_permutexvar_ps(load(tables.group[a]), _mm512_load_ps(s));
-      // In the coarse form the lower sum starts with all of the offset and the higher with none.
-      _mm512_storeu_si512(lanes[a].low, _mm512_mullo_epi32(low, offset));
-      _mm512_storeu_si512(lanes[a].high,
-                          kParts == 3 ? _mm512_mullo_epi32(high, offset) : _mm512_setzero_si512());
+      Float v = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[kParts - 1], bias));
+      for (int k = kParts - 2; k >= 0; --k) {
+        v = _mm512_fmadd_ps(v, _mm512_set1_ps(128.0f), _mm512_cvtepi32_ps(sum[k]));
+      }
       _mm512_storeu_ps(lanes[a].scale, scale);
-      const Float all = kParts == 3 ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(16384.0f),
-                                                      _mm512_cvtepi32_ps(low))
-                                    : _mm512_cvtepi32_ps(low);
-      _mm512_storeu_ps(lanes[a].sum, _mm512_mul_ps(all, scale));
+      _mm512_storeu_ps(lanes[a].sum, _mm512_mul_ps(v, scale));
     }
   }
 }
@@ -761,7 +762,7 @@ void pack(Packed& to, int64_t token) {
 
 template <class T>
 void add(Kernels& k, WeightType type) {
-  k.types[static_cast<uint32_t>(type)] = {T::kOrder, T::kOffset, &rows<T>};
+  k.types[static_cast<uint32_t>(type)] = {T::kOrder, &rows<T>};
 }
 
 Kernels make_kernels() {

@@ -42,7 +42,7 @@ class PackCache {
   // At the start of a run.
   void clear();
   // Of the op's rows of a buffer whose vectors have n values. Valid until four others were wanted.
-  const Packed& get(const Context& c, const Op& op, BufferId id, const TypeKernel& kernel, int64_t n);
+  const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int64_t n);
   // For the routed experts' activations, whose values change from round to round.
   Packed& experts() { return experts_; }
 

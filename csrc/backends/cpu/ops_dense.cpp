@@ -22,18 +22,16 @@ void PackCache::clear() {
   for (Entry& e : entries_) e.id = kNoBuffer;
 }
 
-const Packed& PackCache::get(const Context& c, const Op& op, BufferId id,
-                             const TypeKernel& kernel, int64_t n) {
+const Packed& PackCache::get(const Context& c, const Op& op, BufferId id, Order order, int64_t n) {
   for (const Entry& e : entries_) {
-    const bool same = e.packed.order == kernel.order && e.packed.offset == kernel.offset;
-    if (e.id == id && same) return e.packed;
+    if (e.id == id && e.packed.order == order) return e.packed;
   }
   Entry& e = entries_[next_];
   next_ = (next_ + 1) % entries_.size();
   e.id = id;
-  e.packed.resize(kernel.order, kernel.offset, n, c.run.n_tokens);
+  e.packed.resize(order, n, c.run.n_tokens);
   e.packed.x = c.floats(id);
-  if (kernel.order == Order::kFloat) return e.packed;
+  if (order == Order::kFloat) return e.packed;
   const int64_t first = c.first_row(op);
   c.pool.parallel_for(c.rows(op), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) c.kernels.pack(e.packed, first + t);
@@ -59,7 +57,7 @@ void matmul(const Context& c, const Op& op) {
   const Weight& w = c.weight(op.w[0]);
   const int64_t n_out = c.width(op.out[0]), t0 = c.first_row(op), t1 = c.run.n_tokens;
   const TypeKernel& kernel = c.kernels.of(w.type);
-  const Packed& x = c.packs.get(c, op, op.in[0], kernel, static_cast<int64_t>(w.cols));
+  const Packed& x = c.packs.get(c, op, op.in[0], kernel.order, static_cast<int64_t>(w.cols));
   float* y = c.floats(op.out[0]);
   c.pool.parallel_for(n_out, row_grain(w.row_bytes()), [&](int64_t begin, int64_t end, int) {
     kernel.rows({.w = w.data + static_cast<uint64_t>(begin) * w.row_bytes(),

@@ -14,9 +14,8 @@ int order_element(Order order, int j, int p) {
   }
 }
 
-void Packed::resize(Order to, int to_offset, int64_t n_values, int64_t tokens) {
+void Packed::resize(Order to, int64_t n_values, int64_t tokens) {
   order = to;
-  offset = to_offset;
   n = n_values;
   // A kernel may take two units a step; an odd last one is then read as zeros.
   units = (n + 2 * kUnit - 1) / (2 * kUnit) * 2;
