@@ -216,9 +216,10 @@ struct Nibble18 {
       for (int i = 2 * h; i < 2 * h + 2; ++i) {
         u[i] = kLinear ? _mm512_sub_epi8(u[i], bytes(8)) : _mm512_shuffle_epi8(values, u[i]);
       }
-      const __m256i d = _mm256_setr_epi64x(
-          0x0001000100010001 * peek<uint16_t>(p), 0x0001000100010001 * peek<uint16_t>(p + 18),
-          0x0001000100010001 * peek<uint16_t>(p + 36), 0x0001000100010001 * peek<uint16_t>(p + 54));
+      const auto four = [&](int i) {  // a block's scale, four times
+        return static_cast<int64_t>(uint64_t{0x0001000100010001} * peek<uint16_t>(p + 18 * i));
+      };
+      const __m256i d = _mm256_setr_epi64x(four(0), four(1), four(2), four(3));
       scale[h] = _mm512_cvtph_ps(d);
     }
   }
