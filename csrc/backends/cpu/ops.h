@@ -16,8 +16,8 @@
 
 namespace esker::cpu {
 
-// Small tensors (norms, convolution kernels, ...) as float32: in place where the file has them so,
-// decoded once where not.
+// Small tensors as float32: vectors in place where the file has them so, decoded once where not;
+// convolution kernels [channels, taps] turned to [taps, channels], so that channels are contiguous.
 class SmallTensors {
  public:
   SmallTensors(const Config& config, const Weights& weights);
@@ -56,6 +56,21 @@ class PackCache {
   Packed experts_;
 };
 
+// Cosines and sines [n_rope/2] each of a run's positions, made once for all layers and heads.
+class RopeTable {
+ public:
+  // Of a position of the run; the following positions' lie behind it, n_rope apart.
+  const float* of(const Context& c, int64_t position);
+  static void fill(const Config& config, int64_t position, float* to);
+
+ private:
+  int64_t first_ = -1, tokens_ = 0;
+  std::vector<float> turns_;
+};
+
+// The longest convolution kernel that read_config lets pass.
+inline constexpr size_t kMaxTaps = 64;
+
 struct Context {
   const Config& config;
   const Weights& weights;
@@ -65,6 +80,7 @@ struct Context {
   ThreadPool& pool;
   const Kernels& kernels;
   PackCache& packs;
+  RopeTable& rope;
   std::vector<std::vector<float>>& thread_floats;  // scratch of each thread, grown by reserve()
 
   int64_t rows(const Op& op) const {

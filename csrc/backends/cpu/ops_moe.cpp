@@ -84,7 +84,7 @@ void gate_and_up(const Context& c, const Op& op, const Plan& plan) {
       run(up, layout.up_type, x_up, layout.up_offset, u);
       for (int64_t j = 0; j < tokens; ++j) {
         float* to = h + int64_t{plan.picks[static_cast<size_t>(plan.first[e] + j)]} * f + row;
-        for (int64_t r = 0; r < call.n_rows; ++r) to[r] = silu(g[j * kRows + r]) * u[j * kRows + r];
+        silu_times(to, g + j * kRows, u + j * kRows, call.n_rows);
       }
     }
   });
@@ -142,8 +142,8 @@ void route(const Context& c, const Op& op) {
     for (int64_t t = begin; t < end; ++t) {
       const float* s = scores + t * n;
       const float top = *std::max_element(s, s + n);
-      float sum = 0;
-      for (int64_t e = 0; e < n; ++e) sum += p[e] = std::exp(s[e] - top);
+      std::copy_n(s, n, p);
+      const float sum = exp_sum(p, top, n);
       for (int64_t e = 0; e < n; ++e) p[e] /= sum;
       float picked = 0;
       for (int64_t rank = 0; rank < k; ++rank) {
