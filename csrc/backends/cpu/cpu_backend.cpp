@@ -29,12 +29,21 @@ SmallTensors::SmallTensors(const Config& config, const Weights& weights) {
 
 void SmallTensors::add(const Weight& weight, const float*& slot) {
   const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % alignof(float) == 0;
-  if (weight.type == WeightType::kF32 && aligned) {
+  if (weight.type == WeightType::kF32 && aligned && weight.rows == 1) {
     slot = reinterpret_cast<const float*>(weight.data);
     return;
   }
   std::vector<float> values(weight.rows * weight.cols);
   weight_decoder(weight.type)(weight.data, values.data(), static_cast<int64_t>(values.size()));
+  if (weight.rows > 1) {
+    std::vector<float> turned(values.size());
+    for (uint64_t r = 0; r < weight.rows; ++r) {
+      for (uint64_t k = 0; k < weight.cols; ++k) {
+        turned[k * weight.rows + r] = values[r * weight.cols + k];
+      }
+    }
+    values = std::move(turned);
+  }
   decoded_bytes_ += values.size() * sizeof(float);
   decoded_.push_back(std::move(values));
   slot = decoded_.back().data();
@@ -82,6 +91,7 @@ class CpuBackend final : public Backend {
         weights_(weights),
         small_(config, weights),
         pool_(threads),
+        kernels_(cpu::kernels()),
         thread_floats_(static_cast<size_t>(pool_.size())) {}
 
   const char* name() const override { return "cpu"; }
@@ -93,7 +103,9 @@ class CpuBackend final : public Backend {
   void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                      const PollFn& poll) override {
     pool_.set_poll(poll);
-    const cpu::Context c{config_, weights_, small_, graph, run, pool_, thread_floats_};
+    packs_.clear();
+    const cpu::Context c{config_, weights_, small_, graph, run,
+                         pool_, kernels_, packs_, rope_, thread_floats_};
     auto segment = graph.segments.begin();
     for (int32_t i = 0; i < static_cast<int32_t>(graph.ops.size()); ++i) {
       if (segment != graph.segments.end() && i == segment->signal) {
@@ -151,6 +163,9 @@ class CpuBackend final : public Backend {
   const Weights& weights_;
   cpu::SmallTensors small_;
   ThreadPool pool_;
+  const cpu::Kernels& kernels_;
+  cpu::PackCache packs_;
+  cpu::RopeTable rope_;
   std::vector<std::vector<float>> thread_floats_;
 };
 

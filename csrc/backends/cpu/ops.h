@@ -3,10 +3,12 @@
 // What the CPU ops share: one run's view of graph, weights, buffers and threads; and the list of ops.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "backends/cpu/kernels.h"
 #include "base/thread_pool.h"
 #include "graph/backend.h"
 #include "graph/graph.h"
@@ -14,8 +16,8 @@
 
 namespace esker::cpu {
 
-// Small tensors (norms, convolution kernels, ...) as float32: in place where the file has them so,
-// decoded once where not.
+// Small tensors as float32: vectors in place where the file has them so, decoded once where not;
+// convolution kernels [channels, taps] turned to [taps, channels], so that channels are contiguous.
 class SmallTensors {
  public:
   SmallTensors(const Config& config, const Weights& weights);
@@ -30,6 +32,45 @@ class SmallTensors {
   uint64_t decoded_bytes_ = 0;
 };
 
+struct Context;
+
+// Packed forms of the buffers of a run, made when first wanted and shared by the products that read
+// the same buffer (gate and up, all projections of a layer). A buffer has one value in its life, so
+// its id is the key.
+class PackCache {
+ public:
+  // At the start of a run.
+  void clear();
+  // Of the op's rows of a buffer whose vectors have n values. Valid until four others were wanted.
+  const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int64_t n);
+  // For the routed experts' activations, whose values change from round to round.
+  Packed& experts() { return experts_; }
+
+ private:
+  struct Entry {
+    BufferId id = kNoBuffer;
+    Packed packed;
+  };
+  std::array<Entry, 4> entries_;
+  size_t next_ = 0;
+  Packed experts_;
+};
+
+// Cosines and sines [n_rope/2] each of a run's positions, made once for all layers and heads.
+class RopeTable {
+ public:
+  // Of a position of the run; the following positions' lie behind it, n_rope apart.
+  const float* of(const Context& c, int64_t position);
+  static void fill(const Config& config, int64_t position, float* to);
+
+ private:
+  int64_t first_ = -1, tokens_ = 0;
+  std::vector<float> turns_;
+};
+
+// The longest convolution kernel that read_config lets pass.
+inline constexpr size_t kMaxTaps = 64;
+
 struct Context {
   const Config& config;
   const Weights& weights;
@@ -37,6 +78,9 @@ struct Context {
   const Graph& graph;
   const Run& run;
   ThreadPool& pool;
+  const Kernels& kernels;
+  PackCache& packs;
+  RopeTable& rope;
   std::vector<std::vector<float>>& thread_floats;  // scratch of each thread, grown by reserve()
 
   int64_t rows(const Op& op) const {

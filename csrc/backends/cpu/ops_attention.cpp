@@ -12,27 +12,22 @@
 namespace esker::cpu {
 namespace {
 
-// Rotates the first n values of x, pairs (j, j + n/2), by position * base^(-2j/n). The angle is
-// formed in double: at position 10^5 a float angle would be off by several milliradians.
-void rope(float* x, int64_t n, double base, int64_t position) {
+// Rotates the first n values of x by a position's cosines and sines [n/2] each, pairs (j, j + n/2).
+void rope(float* x, int64_t n, const float* turn) {
   const int64_t half = n / 2;
   for (int64_t j = 0; j < half; ++j) {
-    const double angle = static_cast<double>(position) *
-                         std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(n));
-    const float cosine = static_cast<float>(std::cos(angle));
-    const float sine = static_cast<float>(std::sin(angle));
     const float a = x[j], b = x[j + half];
-    x[j] = a * cosine - b * sine;
-    x[j + half] = b * cosine + a * sine;
+    x[j] = a * turn[j] - b * turn[half + j];
+    x[j + half] = b * turn[j] + a * turn[half + j];
   }
 }
 
 // to = rope(rms(x; g)) of one head.
 void norm_and_turn(const Config& config, const float* x, const float* g, float* to, int64_t d,
-                   int64_t position) {
+                   const float* turn) {
   const float s = inverse_rms(x, d, config.rms_eps);
   for (int64_t i = 0; i < d; ++i) to[i] = x[i] * s * g[i];
-  rope(to, config.n_rope, config.rope_base, position);
+  rope(to, config.n_rope, turn);
 }
 
 int64_t ratio_of(const Context& c, const Op& op) {
@@ -80,6 +75,27 @@ void attended_spans(const int32_t* selected, int64_t ratio, int64_t p, std::vect
 
 }  // namespace
 
+// The angle is formed in double: at position 10^5 a float angle would be off by milliradians.
+void RopeTable::fill(const Config& config, int64_t position, float* to) {
+  const int64_t half = config.n_rope / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    const double exponent = -2.0 * static_cast<double>(j) / static_cast<double>(config.n_rope);
+    const double angle = static_cast<double>(position) * std::pow(double{config.rope_base}, exponent);
+    to[j] = static_cast<float>(std::cos(angle));
+    to[half + j] = static_cast<float>(std::sin(angle));
+  }
+}
+
+const float* RopeTable::of(const Context& c, int64_t position) {
+  const int64_t width = c.config.n_rope, first = static_cast<int64_t>(c.run.position);
+  if (first_ != first || tokens_ < c.run.n_tokens) {
+    first_ = first, tokens_ = c.run.n_tokens;
+    turns_.resize(static_cast<size_t>(tokens_ * width));
+    for (int64_t t = 0; t < tokens_; ++t) fill(c.config, first + t, turns_.data() + t * width);
+  }
+  return turns_.data() + (position - first) * width;
+}
+
 void attn_prepare(const Context& c, const Op& op) {
   const Config& config = c.config;
   const int64_t hd = config.d_head, heads = config.n_head, kv = config.n_kv_head;
@@ -89,14 +105,16 @@ void attn_prepare(const Context& c, const Op& op) {
   float* q = c.floats(op.out[0]);
   float* keys = c.run.appended->floats() + c.state(op).keys;
   float* values = c.run.appended->floats() + c.state(op).values;
+  const float* turns = c.rope.of(c, position);
   c.pool.parallel_for(c.run.n_tokens, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t p = position + t;
+      const float* turn = turns + t * config.n_rope;
       for (int64_t h = 0; h < heads; ++h) {
-        norm_and_turn(config, qg + (t * heads + h) * 2 * hd, gq, q + (t * heads + h) * hd, hd, p);
+        norm_and_turn(config, qg + (t * heads + h) * 2 * hd, gq, q + (t * heads + h) * hd, hd, turn);
       }
       for (int64_t h = 0; h < kv; ++h) {
-        norm_and_turn(config, k + (t * kv + h) * hd, gk, keys + (p * kv + h) * hd, hd, p);
+        norm_and_turn(config, k + (t * kv + h) * hd, gk, keys + (p * kv + h) * hd, hd, turn);
       }
       std::copy_n(v + t * kv * hd, kv * hd, values + p * kv * hd);
     }
@@ -113,22 +131,27 @@ void index_prepare(const Context& c, const Op& op) {
   const float* old_tail = c.run.state_in->floats() + c.state(op).index_tail;
   float* tail = c.run.state_out->floats() + c.state(op).index_tail;
   float* block_keys = c.run.appended->floats() + c.state(op).block_keys;
+  const float* turns = c.rope.of(c, position);
+  c.reserve(config.n_rope);
   // The raw key at a position of the block at hand or later.
   const auto raw_key = [&](int64_t p) {
     return p < position ? old_tail + p % r * id : raw + (p - position) * id;
   };
-  c.pool.parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int) {
+  c.pool.parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t p = position + t;
       for (int64_t h = 0; h < heads; ++h) {
-        norm_and_turn(config, iq + (t * heads + h) * id, gq, turned + (t * heads + h) * id, id, p);
+        norm_and_turn(config, iq + (t * heads + h) * id, gq, turned + (t * heads + h) * id, id,
+                      turns + t * config.n_rope);
       }
       if ((p + 1) % r != 0) continue;
       float* key = block_keys + p / r * id;
       std::fill_n(key, id, 0.0f);
       for (int64_t i = p + 1 - r; i <= p; ++i) add_scaled(key, 1.0f, raw_key(i), id);
       for (int64_t i = 0; i < id; ++i) key[i] /= static_cast<float>(r);
-      norm_and_turn(config, key, gk, key, id, p + 1 - r);
+      float* turn = c.thread_floats[static_cast<size_t>(thread)].data();
+      RopeTable::fill(config, p + 1 - r, turn);  // the block's first position may lie before the run
+      norm_and_turn(config, key, gk, key, id, turn);
     }
   });
   const int64_t next = position + tokens;
@@ -198,8 +221,7 @@ void attention(const Context& c, const Op& op) {
           top = std::max(top, p[n]);
         }
       }
-      float sum = 0;
-      for (int64_t j = 0; j < n; ++j) sum += p[j] = std::exp(p[j] - top);
+      const float sum = exp_sum(p, top, n);
       float* o = out + i * hd;
       std::fill_n(o, hd, 0.0f);
       n = 0;
@@ -208,8 +230,7 @@ void attention(const Context& c, const Op& op) {
           add_scaled(o, p[n] / sum, values + (at * kv + group) * hd, hd);
         }
       }
-      const float* gate = qg + i * 2 * hd + hd;
-      for (int64_t j = 0; j < hd; ++j) o[j] *= sigmoid(gate[j]);
+      gate(o, qg + i * 2 * hd + hd, hd);
     }
   });
 }

@@ -127,13 +127,9 @@ void gdn_conv(const Context& c, const Op& op) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = i / heads, head = i % heads, first = head * d;
       float* y = out + t * width + first;
-      for (int64_t j = 0; j < d; ++j) {
-        float sum = 0;
-        for (int64_t k = 0; k < taps; ++k) {
-          sum += w[(first + j) * taps + k] * row(t - history + k)[first + j];
-        }
-        y[j] = silu(sum);
-      }
+      std::array<const float*, kMaxTaps> rows;
+      for (int64_t k = 0; k < taps; ++k) rows[static_cast<size_t>(k)] = row(t - history + k) + first;
+      conv_silu(y, w + first, width, rows.data(), taps, d);
       if (head >= 2 * nk) continue;
       const float length = std::sqrt(dot(y, y, d) + 1e-6f);  // SPEC section 4: not the model's eps
       const float scale = head < nk ? 1.0f / (length * std::sqrt(static_cast<float>(d))) : 1.0f / length;
@@ -195,9 +191,7 @@ void gdn_norm(const Context& c, const Op& op) {
                       [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const float s = inverse_rms(o + i * d, d, c.config.rms_eps);
-      for (int64_t j = 0; j < d; ++j) {
-        out[i * d + j] = o[i * d + j] * s * g[j] * sigmoid(z[i * d + j]);
-      }
+      scaled_gate(out + i * d, o + i * d, s, g, z + i * d, d);
     }
   });
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Embedding rows, matrix products and the shared expert's activation.
-// A row of W is decoded once and used for every token of the run.
 #include <algorithm>
-#include <cstring>
 
 #include "backends/cpu/math.h"
 #include "backends/cpu/ops.h"
@@ -12,10 +10,34 @@
 namespace esker::cpu {
 namespace {
 
-// About 32 K weights a part: tens of microseconds, enough to hide the claim of a part.
-int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, 32768 / cols); }
+// Rows of a part: about 64 KB, which hides the claim of a part and stays in the L2 cache while it is
+// used for all tokens of a prompt.
+int64_t row_grain(uint64_t row_bytes) {
+  return std::clamp<int64_t>(65536 / static_cast<int64_t>(row_bytes), 1, 64);
+}
 
 }  // namespace
+
+void PackCache::clear() {
+  for (Entry& e : entries_) e.id = kNoBuffer;
+}
+
+const Packed& PackCache::get(const Context& c, const Op& op, BufferId id, Order order, int64_t n) {
+  for (const Entry& e : entries_) {
+    if (e.id == id && e.packed.order == order) return e.packed;
+  }
+  Entry& e = entries_[next_];
+  next_ = (next_ + 1) % entries_.size();
+  e.id = id;
+  e.packed.resize(order, n, c.run.n_tokens);
+  e.packed.x = c.floats(id);
+  if (order == Order::kFloat) return e.packed;
+  const int64_t first = c.first_row(op);
+  c.pool.parallel_for(c.rows(op), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) c.kernels.pack(e.packed, first + t);
+  });
+  return e.packed;
+}
 
 void embed(const Context& c, const Op& op) {
   const Weight& w = c.weight(op.w[0]);
@@ -33,21 +55,22 @@ void embed(const Context& c, const Op& op) {
 
 void matmul(const Context& c, const Op& op) {
   const Weight& w = c.weight(op.w[0]);
-  const int64_t cols = static_cast<int64_t>(w.cols), n_out = c.width(op.out[0]);
-  const int64_t t0 = c.first_row(op), t1 = c.run.n_tokens;
-  const float* x = c.floats(op.in[0]);
+  const int64_t n_out = c.width(op.out[0]), t0 = c.first_row(op), t1 = c.run.n_tokens;
+  const TypeKernel& kernel = c.kernels.of(w.type);
+  const Packed& x = c.packs.get(c, op, op.in[0], kernel.order, static_cast<int64_t>(w.cols));
   float* y = c.floats(op.out[0]);
-  const DecodeFn decode = weight_decoder(w.type);
-  const bool silu_after = op.epilogue == Epilogue::kSilu;
-  c.reserve(cols);
-  c.pool.parallel_for(n_out, row_grain(cols), [&](int64_t begin, int64_t end, int thread) {
-    float* row = c.thread_floats[static_cast<size_t>(thread)].data();
-    for (int64_t r = begin; r < end; ++r) {
-      decode(w.data + static_cast<uint64_t>(r) * w.row_bytes(), row, cols);
-      for (int64_t t = t0; t < t1; ++t) {
-        const float v = dot(row, x + t * cols, cols);
-        y[t * n_out + r] = silu_after ? silu(op.scale * v) : v;
-      }
+  c.pool.parallel_for(n_out, row_grain(w.row_bytes()), [&](int64_t begin, int64_t end, int) {
+    kernel.rows({.w = w.data + static_cast<uint64_t>(begin) * w.row_bytes(),
+                 .row_bytes = w.row_bytes(),
+                 .n_rows = end - begin,
+                 .x = &x,
+                 .tokens = t1 - t0,
+                 .y = y + begin,
+                 .y_stride = n_out,
+                 .first = t0});
+    if (op.epilogue != Epilogue::kSilu) return;
+    for (int64_t t = t0; t < t1; ++t) {
+      for (int64_t r = begin; r < end; ++r) y[t * n_out + r] = silu(op.scale * y[t * n_out + r]);
     }
   });
 }
@@ -57,7 +80,7 @@ void swiglu(const Context& c, const Op& op) {
   const float *gate = c.floats(op.in[0]), *up = c.floats(op.in[1]);
   float* out = c.floats(op.out[0]);
   c.pool.parallel_for(n, 8192, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) out[i] = silu(gate[i]) * up[i];
+    silu_times(out + begin, gate + begin, up + begin, end - begin);
   });
 }
 

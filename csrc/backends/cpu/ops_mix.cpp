@@ -2,6 +2,7 @@
 //
 // Hyper-connections (SPEC section 3) and the n-gram layer (section 5).
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "backends/cpu/math.h"
@@ -35,13 +36,14 @@ void mix_read(const Context& c, const Op& op) {
   const float *normed = c.floats(op.in[0]), *gates = c.floats(op.in[1]);
   float* out = c.floats(op.out[0]);
   const float share = 1.0f / static_cast<float>(streams);
-  const int64_t first = c.first_row(op) * d;
-  c.pool.parallel_for(c.rows(op) * d, 1024, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = first + begin; i < first + end; ++i) {
-      const int64_t at = i / d * streams * d + i % d;
-      float sum = 0;
-      for (int64_t s = 0; s < streams; ++s) sum += sigmoid(gates[at + s * d]) * normed[at + s * d];
-      out[i] = sum * share;
+  constexpr int64_t kPart = 1024;
+  const int64_t first = c.first_row(op), parts = (d + kPart - 1) / kPart;
+  c.pool.parallel_for(c.rows(op) * parts, 2, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t t = first + i / parts, at = i % parts * kPart;
+      const int64_t wide = t * streams * d + at;
+      mix_streams(out + t * d + at, gates + wide, normed + wide, share, streams, d,
+                  std::min(kPart, d - at));
     }
   });
 }
@@ -92,14 +94,21 @@ void ple_conv(const Context& c, const Op& op) {
   const auto row = [&](int64_t t) {
     return t < 0 ? old + (history + t) * wide : normed + t * wide;
   };
-  c.pool.parallel_for(tokens, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* r = residual + t * wide;
-      for (int64_t i = 0; i < wide; ++i) {
-        float y = 0;
-        for (int64_t k = 0; k < taps; ++k) y += w[i * taps + k] * row(t - dilation * (taps - 1 - k))[i];
-        r[i] += gated[t * wide + i] + silu(y);
+  constexpr int64_t kPart = 2048;
+  const int64_t parts = (wide + kPart - 1) / kPart;
+  c.reserve(kPart);
+  c.pool.parallel_for(tokens * parts, 1, [&](int64_t begin, int64_t end, int thread) {
+    float* y = c.thread_floats[static_cast<size_t>(thread)].data();
+    std::array<const float*, kMaxTaps> rows;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t t = i / parts, at = i % parts * kPart, n = std::min(kPart, wide - at);
+      for (int64_t k = 0; k < taps; ++k) {
+        rows[static_cast<size_t>(k)] = row(t - dilation * (taps - 1 - k)) + at;
       }
+      conv_silu(y, w + at, wide, rows.data(), taps, n);
+      const int64_t place = t * wide + at;
+      add_scaled(residual + place, 1.0f, gated + place, n);
+      add_scaled(residual + place, 1.0f, y, n);
     }
   });
   for (int64_t h = 0; h < history; ++h) std::copy_n(row(tokens - history + h), wide, kept + h * wide);

@@ -7,7 +7,6 @@
 
 #include "backends/cpu/math.h"
 #include "backends/cpu/ops.h"
-#include "formats/quants.h"
 
 namespace esker::cpu {
 namespace {
@@ -16,7 +15,10 @@ namespace {
 struct Plan {
   std::vector<const uint8_t*> records;  // of each expert of the round
   std::vector<int64_t> first;           // [experts + 1] into picks
-  std::vector<int64_t> picks;           // t * K + rank, ascending within an expert
+  std::vector<int32_t> picks;           // t * K + rank, ascending within an expert
+  std::vector<int32_t> tokens;          // of each pick
+  int64_t most = 0;                     // picks of the busiest expert
+  int64_t count(size_t e) const { return first[e + 1] - first[e]; }
 };
 
 Plan group_picks(const Context& c, const Op& op, const ExpertRound& round) {
@@ -38,62 +40,90 @@ Plan group_picks(const Context& c, const Op& op, const ExpertRound& round) {
   }
   for (size_t i = 1; i < plan.first.size(); ++i) plan.first[i] += plan.first[i - 1];
   plan.picks.resize(static_cast<size_t>(plan.first.back()));
+  plan.tokens.resize(plan.picks.size());
   std::vector<int64_t> next(plan.first.begin(), plan.first.end() - 1);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = place[static_cast<size_t>(picked[i])];
-    if (at >= 0) plan.picks[static_cast<size_t>(next[static_cast<size_t>(at)]++)] = i;
+    if (at < 0) continue;
+    const auto j = static_cast<size_t>(next[static_cast<size_t>(at)]++);
+    plan.picks[j] = static_cast<int32_t>(i);
+    plan.tokens[j] = static_cast<int32_t>(i / c.config.n_expert_used);
   }
+  for (size_t e = 0; e < plan.records.size(); ++e) plan.most = std::max(plan.most, plan.count(e));
   return plan;
 }
 
-// h[pick, f] = silu(gate_f x) * (up_f x), each weight row decoded once for all its tokens.
+// h[pick, f] = silu(gate_f x) * (up_f x): parts of kRows rows of one expert, for all its tokens.
 void gate_and_up(const Context& c, const Op& op, const Plan& plan) {
+  constexpr int64_t kRows = 64;
   const ExpertLayout& layout = c.weights.experts(static_cast<uint32_t>(op.layer));
-  const int64_t d = c.config.d_model, f = c.config.d_expert, k = c.config.n_expert_used;
-  const uint64_t gate_row = weight_bytes(layout.gate_type, static_cast<uint64_t>(d));
-  const uint64_t up_row = weight_bytes(layout.up_type, static_cast<uint64_t>(d));
-  const DecodeFn decode_gate = weight_decoder(layout.gate_type);
-  const DecodeFn decode_up = weight_decoder(layout.up_type);
-  const float* x = c.floats(op.in[0]);
+  const int64_t d = c.config.d_model, f = c.config.d_expert, parts = (f + kRows - 1) / kRows;
+  const TypeKernel& gate = c.kernels.of(layout.gate_type);
+  const TypeKernel& up = c.kernels.of(layout.up_type);
+  const Packed& x_gate = c.packs.get(c, op, op.in[0], gate.order, d);
+  const Packed& x_up = c.packs.get(c, op, op.in[0], up.order, d);
   float* h = c.floats(op.out[1]);
-  c.reserve(2 * d);
-  const int64_t n = static_cast<int64_t>(plan.records.size()) * f;
-  c.pool.parallel_for(n, std::max<int64_t>(1, 16384 / d), [&](int64_t begin, int64_t end, int thread) {
-    float* gate = c.thread_floats[static_cast<size_t>(thread)].data();
-    float* up = gate + d;
+  c.reserve(2 * kRows * plan.most);
+  const int64_t n = static_cast<int64_t>(plan.records.size()) * parts;
+  c.pool.parallel_for(n, 1, [&](int64_t begin, int64_t end, int thread) {
+    float* g = c.thread_floats[static_cast<size_t>(thread)].data();
     for (int64_t i = begin; i < end; ++i) {
-      const auto e = static_cast<size_t>(i / f);
-      const auto row = static_cast<uint64_t>(i % f);
-      decode_gate(plan.records[e] + layout.gate_offset + row * gate_row, gate, d);
-      decode_up(plan.records[e] + layout.up_offset + row * up_row, up, d);
-      for (int64_t j = plan.first[e]; j < plan.first[e + 1]; ++j) {
-        const int64_t pick = plan.picks[static_cast<size_t>(j)];
-        const float* xt = x + pick / k * d;
-        h[pick * f + static_cast<int64_t>(row)] = silu(dot(gate, xt, d)) * dot(up, xt, d);
+      const auto e = static_cast<size_t>(i / parts);
+      const int64_t row = i % parts * kRows, tokens = plan.count(e);
+      float* u = g + kRows * tokens;
+      RowsCall call{.n_rows = std::min(kRows, f - row), .tokens = tokens, .y_stride = kRows,
+                    .in = plan.tokens.data() + plan.first[e]};
+      const auto run = [&](const TypeKernel& k, WeightType type, const Packed& x, uint64_t offset,
+                           float* to) {
+        call.row_bytes = weight_bytes(type, static_cast<uint64_t>(d));
+        call.w = plan.records[e] + offset + static_cast<uint64_t>(row) * call.row_bytes;
+        call.x = &x, call.y = to;
+        k.rows(call);
+      };
+      run(gate, layout.gate_type, x_gate, layout.gate_offset, g);
+      run(up, layout.up_type, x_up, layout.up_offset, u);
+      for (int64_t j = 0; j < tokens; ++j) {
+        float* to = h + int64_t{plan.picks[static_cast<size_t>(plan.first[e] + j)]} * f + row;
+        silu_times(to, g + j * kRows, u + j * kRows, call.n_rows);
       }
     }
   });
 }
 
-// y[t, :] += w[pick] down_e h[pick], experts ascending.
+// y[t, :] += w[pick] down_e h[pick], experts ascending: parts of rows of all experts, so that no two
+// threads add to the same value.
 void down(const Context& c, const Op& op, const Plan& plan, bool clear) {
   const ExpertLayout& layout = c.weights.experts(static_cast<uint32_t>(op.layer));
-  const int64_t d = c.config.d_model, f = c.config.d_expert, k = c.config.n_expert_used;
-  const uint64_t row_bytes = weight_bytes(layout.down_type, static_cast<uint64_t>(f));
-  const DecodeFn decode = weight_decoder(layout.down_type);
-  const float *weights = c.floats(op.in[2]), *h = c.floats(op.out[1]);
+  const int64_t d = c.config.d_model, f = c.config.d_expert;
+  // Long runs of a record while a token is decoded, small temporaries for a prompt.
+  const int64_t rows = plan.most <= 4 ? 256 : 32;
+  const TypeKernel& kernel = c.kernels.of(layout.down_type);
+  Packed& h = c.packs.experts();
+  h.resize(kernel.order, f, int64_t{c.run.n_tokens} * c.config.n_expert_used);
+  h.x = c.floats(op.out[1]);
+  if (kernel.order != Order::kFloat) {
+    c.pool.parallel_for(static_cast<int64_t>(plan.picks.size()), 8,
+                        [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) c.kernels.pack(h, plan.picks[static_cast<size_t>(i)]);
+    });
+  }
+  const float* weights = c.floats(op.in[2]);
   float* y = c.floats(op.out[0]);
-  c.reserve(f);
-  c.pool.parallel_for(d, std::max<int64_t>(1, 4096 / f), [&](int64_t begin, int64_t end, int thread) {
-    float* row = c.thread_floats[static_cast<size_t>(thread)].data();
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t t = 0; clear && t < c.run.n_tokens; ++t) y[t * d + r] = 0;
-      for (size_t e = 0; e < plan.records.size(); ++e) {
-        decode(plan.records[e] + layout.down_offset + static_cast<uint64_t>(r) * row_bytes, row, f);
-        for (int64_t j = plan.first[e]; j < plan.first[e + 1]; ++j) {
-          const int64_t pick = plan.picks[static_cast<size_t>(j)];
-          y[pick / k * d + r] += weights[pick] * dot(row, h + pick * f, f);
-        }
+  c.reserve(rows * plan.most);
+  c.pool.parallel_for((d + rows - 1) / rows, 1, [&](int64_t begin, int64_t, int thread) {
+    float* part = c.thread_floats[static_cast<size_t>(thread)].data();
+    const int64_t first = begin * rows, n = std::min(rows, d - first);
+    for (int64_t t = 0; clear && t < c.run.n_tokens; ++t) std::fill_n(y + t * d + first, n, 0.0f);
+    RowsCall call{.n_rows = n, .x = &h, .y = part, .y_stride = rows};
+    call.row_bytes = weight_bytes(layout.down_type, static_cast<uint64_t>(f));
+    for (size_t e = 0; e < plan.records.size(); ++e) {
+      call.w = plan.records[e] + layout.down_offset + static_cast<uint64_t>(first) * call.row_bytes;
+      call.tokens = plan.count(e);
+      call.in = plan.picks.data() + plan.first[e];
+      kernel.rows(call);
+      for (int64_t j = 0; j < call.tokens; ++j) {
+        const auto pick = static_cast<size_t>(plan.first[e] + j);
+        add_scaled(y + plan.tokens[pick] * d + first, weights[plan.picks[pick]], part + j * rows, n);
       }
     }
   });
@@ -112,8 +142,8 @@ void route(const Context& c, const Op& op) {
     for (int64_t t = begin; t < end; ++t) {
       const float* s = scores + t * n;
       const float top = *std::max_element(s, s + n);
-      float sum = 0;
-      for (int64_t e = 0; e < n; ++e) sum += p[e] = std::exp(s[e] - top);
+      std::copy_n(s, n, p);
+      const float sum = exp_sum(p, top, n);
       for (int64_t e = 0; e < n; ++e) p[e] /= sum;
       float picked = 0;
       for (int64_t rank = 0; rank < k; ++rank) {

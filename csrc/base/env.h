@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+//
+// The only place where native code reads the environment. Options of a model are Python's business;
+// these are diagnostic switches.
+//
+//   ESKER_CPU_ISA   instruction set of the CPU kernels: avx512, avx2 or scalar; default the best
+#pragma once
+
+#include <string>
+
+namespace esker {
+
+// The variable's value, empty when it is unset.
+std::string environment(const char* name);
+
+}  // namespace esker
