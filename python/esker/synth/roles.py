@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..errors import UsageError, fault
 from ..gguf_writer import WEIGHT_TYPES, WeightType, weight_type
 
-# Role -> tensors (without "blk.N." and ".weight"), or other roles.  Any tensor's name is a role too.
+# Role -> tensors (without "blk.N." and ".weight"), or other roles.  Tensors' names are roles too.
 ROLES: dict[str, tuple[str, ...]] = {
     "gate": ("ffn_gate_exps",),
     "up": ("ffn_up_exps",),

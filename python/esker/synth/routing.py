@@ -10,6 +10,19 @@ router reads them through known gates, so that an expert's score is, in units of
 with both terms standard normal.  An expert is picked where its score is above a threshold common
 to all, so a bias of Phi^-1(p) makes it picked with probability p: p falls as rank^-zipf.
 rho is solved for: two tokens of one topic then share the part `sticky` of their experts.
+
+What an LRU makes of it, by the engine's counters: 512 experts of which 10 are used, 4 layers of
+width 640, tokens 200 to 600 of token_stream(600, 1); slots for 18 % and 40 % of the experts.
+
+    zipf  sticky   18 %    40 %
+    0     0        22.7 %  48.9 %
+    1     0        61.8 %  80.4 %
+    0     0.9      99.6 %  99.6 %
+    1     0.9      99.6 %  99.6 %
+    0.7   0.3      89.3 %  95.3 %     the presets
+
+(With zipf 0 experts are not quite alike: what all tokens have in common, their context above all,
+makes some of them more popular.)
 """
 
 from __future__ import annotations
@@ -64,7 +77,7 @@ def correlation(picked: Doubles, sticky: float) -> float:
     low, high = 0.0, 1.0
     if shared_part(cuts, used, low) >= sticky:
         return low
-    if sticky >= shared_part(cuts, used, 1 - 1e-6):
+    if sticky == 1:
         return high
     for _ in range(40):
         middle = (low + high) / 2
