@@ -177,6 +177,7 @@ def test_text_runs_record_all_apart(bench, demo_path):
     settings = run["settings"]
     assert settings["fill"] == "other" and settings["slots"] == 12 * 8
     assert settings["context"] == 256 and settings["memory_cap_bytes"] is None
+    assert settings["usage"]["minor_faults"] > 0
     assert settings["file_cached_bytes"] == demo_path.stat().st_size  # warm
 
 
@@ -420,7 +421,8 @@ def test_caps_are_applied_and_reported(tmp_path, monkeypatch, version, capsys):
         files = {
             1: {
                 "memory.max_usage_in_bytes": "7000\n",
-                "memory.failcnt": "3\n",
+                "memory.failcnt": "1\n",
+                "memory.memsw.failcnt": "2\n",
                 "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
             },
             2: {"memory.peak": "7000\n", "memory.events": "low 0\nmax 3\noom 1\noom_kill 1\n"},

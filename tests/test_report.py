@@ -208,6 +208,16 @@ def test_a_killed_side_is_told(results):
     assert "peer: 3 of 3 runs ended early: out of memory under the cap" in page
 
 
+def test_cold_runs_that_were_not_are_told(results):
+    result = copy.deepcopy(results["peer.json"])
+    for run in result["raw"]["runs"]:
+        run["cold"] = True
+        run["settings"]["file_cached_bytes"] = 0
+    assert "of the file in the page cache" not in render([("a.json", seal(result))])
+    result["raw"]["runs"][2]["settings"]["file_cached_bytes"] = 600_000_000
+    assert "up to 5.0 % of the file in the page cache" in render([("a.json", seal(result))])
+
+
 def test_the_command_writes_it(results, tmp_path, capsys):
     path = tmp_path / "ops.json"
     write_result(path, results["ops.json"])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NO_LIMIT = 1 << 60  # version 1 writes no limit as a number above this, version 2 as "max"
 _REMOVE_TRIES = 50  # a group can be removed once its last process is gone: a moment after its end
 _REMOVE_WAIT_S = 0.1
-_HINT = (
+CAP_HINT = (
     "memory caps need the right to make cgroups: run as root, or in a delegated group"
     " (systemd-run --user --scope -p Delegate=yes ...)"
 )
@@ -149,7 +149,9 @@ class MemoryCap:
         assert self._folder is not None
         if self.version == 1:
             peak = _number(self._folder / "memory.max_usage_in_bytes")
-            hits = _number(self._folder / "memory.failcnt")
+            # With swap limited too it is that limit which is met first.
+            counts = ("memory.failcnt", "memory.memsw.failcnt")
+            hits: int | None = sum(_number(self._folder / name) or 0 for name in counts)
             kills = _fields(self._folder / "memory.oom_control").get("oom_kill")
         else:
             events = _fields(self._folder / "memory.events")
@@ -174,7 +176,7 @@ class MemoryCap:
             except OSError as error:
                 refused = error
         why = refused.strerror if refused else "there is no group to make it in"
-        raise UsageError(fault("bench", f"cannot make a memory cgroup: {why}", hint=_HINT))
+        raise UsageError(fault("bench", f"cannot make a memory cgroup: {why}", hint=CAP_HINT))
 
     def _limit(self, folder: Path) -> None:
         name, swap = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
@@ -184,7 +186,7 @@ class MemoryCap:
             (folder / name).write_text(f"{self._asked}\n")
         except OSError as error:
             why = f"cannot limit a memory cgroup: {error.strerror}"
-            raise UsageError(fault("bench", why, hint=_HINT)) from None
+            raise UsageError(fault("bench", why, hint=CAP_HINT)) from None
         with contextlib.suppress(OSError):  # a kernel without swap accounting has no such file
             if (folder / swap).exists():
                 # Version 1 limits memory and swap together, version 2 swap alone.
@@ -217,7 +219,7 @@ def _system_place() -> Place:
     mounts, groups = (_read(Path("/proc/self") / name) for name in ("mounts", "cgroup"))
     place = find_place(mounts or "", groups or "")
     if place is None or not place.folders:
-        raise UsageError(fault("bench", "no cgroup here can limit memory", hint=_HINT))
+        raise UsageError(fault("bench", "no cgroup here can limit memory", hint=CAP_HINT))
     return place
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def run_text(job: Job, tell: Tell) -> None:
         "classes": plan["classes"],
         "plan_bytes": plan["total_bytes"],
         "plan_limit_bytes": plan["limit_bytes"],
+        "usage": usage(),
     }
     tell("done", tokens=tokens, output=drawn, settings=settings)
 
@@ -139,6 +141,18 @@ def run_disk(job: Job, tell: Tell) -> None:
         samples += [{"name": f"latency/{name}", "ns": ns} for ns in times["latency_ns"]]
         tell("progress", text=name)
     tell("done", samples=samples, settings={"threads": 1, "direct": direct})
+
+
+def usage() -> dict[str, int]:
+    """What the system counted for this process; the guard's last reading comes after its end."""
+    counted = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "major_faults": counted.ru_majflt,
+        "minor_faults": counted.ru_minflt,
+        "blocks_read": counted.ru_inblock,
+        "user_ms": round(counted.ru_utime * 1000),
+        "system_ms": round(counted.ru_stime * 1000),
+    }
 
 
 def _seconds_since(begin_ns: int) -> float:

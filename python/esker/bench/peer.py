@@ -15,6 +15,7 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -89,7 +90,19 @@ def run(L: Any, job: dict[str, Any], tell: Any) -> None:
         for token in fed[:-1]:
             drawn.append(int(peer.evaluate([token]).argmax()))
             tokens.append({"wall_ns": time.perf_counter_ns() - begin})
-    tell("done", tokens=tokens, output=drawn, settings=peer.settings)
+    tell("done", tokens=tokens, output=drawn, settings={**peer.settings, "usage": usage()})
+
+
+def usage() -> dict[str, int]:
+    """As child.py's."""
+    counted = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "major_faults": counted.ru_majflt,
+        "minor_faults": counted.ru_minflt,
+        "blocks_read": counted.ru_inblock,
+        "user_ms": round(counted.ru_utime * 1000),
+        "system_ms": round(counted.ru_stime * 1000),
+    }
 
 
 def seconds_since(begin_ns: int) -> float:

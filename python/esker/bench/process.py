@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from .. import errors
 from ..errors import DeviceError, EskerError, UsageError, fault
-from .caps import MemoryCap
+from .caps import CAP_HINT, MemoryCap
 from .guard import Guard, GuardLimits
 from .records import Run, tail
 
@@ -98,16 +98,7 @@ def run_child(
     with contextlib.ExitStack() as stack:
         cap = stack.enter_context(MemoryCap(cap_bytes)) if cap_bytes else None
         stderr = stack.enter_context(tempfile.TemporaryFile())
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C comes to us alone, and a kill reaches all of it
-            # Only writes a file; no guard's thread is running yet.
-            preexec_fn=cap.enter if cap else None,  # noqa: PLW1509
-        )
+        process = _start(command, stderr, cap)
         stack.callback(_end, process)
         outcome = _follow(process, job, limits, progress)
         stderr.seek(0)
@@ -122,6 +113,24 @@ def run_child(
             raise DeviceError(fault("bench", f"{why}: {_last_line(text)}"))
         outcome.settings["ended"] = OUT_OF_MEMORY
     return outcome
+
+
+def _start(command: list[str], stderr: IO[bytes], cap: MemoryCap | None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C comes to us alone, and a kill reaches all of it
+            # Only writes a file; no guard's thread is running yet.
+            preexec_fn=cap.enter if cap else None,  # noqa: PLW1509
+        )
+    except subprocess.SubprocessError:
+        raise UsageError(
+            fault("bench", "a process cannot be moved into the memory cgroup", hint=CAP_HINT)
+        ) from None
 
 
 def _follow(

@@ -32,6 +32,7 @@ _MAIN = (
     "rss_peak_bytes",
 )
 _WIDTH_PIPED = 110
+_COLD_SHARE = 0.01  # of a file that may be cached and still count as cold
 
 
 def print_summary(result: Mapping[str, Any], out: str) -> None:
@@ -58,6 +59,14 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         if ended:
             how = ended[0]["settings"]["ended"]
             lines.append(f"{side}: {len(ended)} of {len(own)} runs ended early: {how}")
+    size = (result["raw"]["model"] or {}).get("bytes") or 0
+    held = [run["settings"].get("file_cached_bytes") or 0 for run in runs if run["cold"] and size]
+    if any(count > _COLD_SHARE * size for count in held):
+        most = 100 * max(held) / size
+        lines.append(
+            f"cold runs began with up to {most:.1f} % of the file in the page cache: another"
+            " process holds it, or the file system keeps it"
+        )
     if any(run["settings"].get("quick") for run in runs):
         lines.append("made with --quick: not to be quoted")
     return lines
