@@ -2,36 +2,21 @@
 """What a run costs in memory: a model of 2 GB in an arena of 200 MB."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+from support.measure import run_measured
 
 ARENA_BYTES = 200_000_000
 # Interpreter, numpy, tokenizer, state and scratch. What matters is that the 2 GB of experts appear
 # nowhere: neither beside the arena nor as mapped pages.
 REST_BYTES = 100_000_000
-# Bytes of the unit in which getrusage counts.
-UNIT = 1 if sys.platform == "darwin" else 1024
-
-
-# Runs a command and prints its output and its peak: a process of its own has no other children.
-MEASURE = """
-import resource, subprocess, sys
-result = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE)
-sys.stdout.buffer.write(result.stdout)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(result.returncode)
-"""
 
 
 def esker(*arguments: str) -> tuple[dict, int]:
     """The command's JSON result and its peak resident memory in bytes."""
-    command = [sys.executable, "-c", MEASURE, sys.executable, "-m", "esker", *arguments, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    *output, peak = result.stdout.splitlines()
-    return json.loads("".join(output)), int(peak) * UNIT
+    output, peak = run_measured(sys.executable, "-m", "esker", *arguments, "--json")
+    return json.loads(output), peak
 
 
 @pytest.fixture(scope="module")
