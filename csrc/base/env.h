@@ -3,7 +3,7 @@
 // The only place where native code reads the environment. Options of a model are Python's business;
 // these are diagnostic switches.
 //
-//   ESKER_CPU_ISA   instruction set of the CPU kernels: avx512, avx2 or scalar; default the best
+//   ESKER_CPU_ISA   instruction set of the CPU kernels: avx512, avx2, neon or scalar; default the best
 #pragma once
 
 #include <string>

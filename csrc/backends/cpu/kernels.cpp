@@ -57,7 +57,9 @@ Kernels completed(const Kernels& table) {
 std::vector<const Kernels*> available_kernels() {
   static const std::vector<Kernels> tables = [] {
     std::vector<Kernels> all;
-    if (const Kernels* k = avx512_kernels()) all.push_back(completed(*k));
+    for (const Kernels* k : {avx512_kernels(), avx2_kernels(), neon_kernels()}) {
+      if (k != nullptr) all.push_back(completed(*k));
+    }
     all.push_back(scalar_kernels());
     return all;
   }();

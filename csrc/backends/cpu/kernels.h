@@ -48,10 +48,12 @@ struct Kernels {
 // The best this machine has, or what ESKER_CPU_ISA names. Throws Error(kUsage) for a name that is none
 // or that the machine lacks.
 const Kernels& kernels();
-// The instruction sets of this machine, best first: "avx512", "scalar".
+// The instruction sets of this machine, best first: of "avx512", "avx2", "neon", "scalar".
 std::vector<const Kernels*> available_kernels();
 
 // One a file; null where the compiler or the machine lacks the instructions.
 const Kernels* avx512_kernels();
+const Kernels* avx2_kernels();
+const Kernels* neon_kernels();
 
 }  // namespace esker::cpu

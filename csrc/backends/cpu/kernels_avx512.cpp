@@ -212,11 +212,12 @@ Kernels make_kernels() {
 }  // namespace
 
 const Kernels* avx512_kernels() {
-  static const Kernels table = make_kernels();
   __builtin_cpu_init();
   const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
                    __builtin_cpu_supports("gfni") && __builtin_cpu_supports("bmi2");
-  return has ? &table : nullptr;
+  if (!has) return nullptr;
+  static const Kernels table = make_kernels();  // after the check: compiled for AVX-512 as well
+  return &table;
 }
 
 }  // namespace esker::cpu

@@ -5,9 +5,10 @@
 // A vector x is cut into groups of 32. Within a group x ~ s v, v an integer of 22 bits split into three
 // bytes, v = 16384 h + 128 m + l with l and m in 0..127 and h in -127..127, s = max|x| / (127 * 16384):
 // as exact as float32 sums are (relative error of a product below 1e-6). In the coarse form v has 15
-// bits and two bytes, v = 128 h + l (8e-5). h is kept as h + 128, so that all bytes are unsigned: a
-// kernel unpacks weights to signed bytes w and needs one u8 x s8 dot product a part on the same bytes,
-// and takes 128 times the sum of w from that of the highest part. The values lie in the order in which
+// bits and two bytes, v = 128 h + l (8e-5). How h is kept is between pack and kernels of an instruction
+// set: h + 128 for AVX-512 (all bytes unsigned: a kernel unpacks weights to signed bytes w, needs one
+// u8 x s8 dot product a part on the same bytes, and takes 128 times the sum of w from that of the
+// highest part), h for the others. The values lie in the order in which
 // the weight type's unpack delivers them, so that nothing is shuffled per weight.
 //
 // Units of 256 values: four vectors of 64 bytes. `accumulators` of a unit (1, 2 or 4) sum one or more
@@ -49,7 +50,7 @@ struct Packed {
   int64_t n = 0;
   int64_t units = 0;              // of one vector
   const float* x = nullptr;       // the source [T, n]
-  std::vector<uint8_t> q;         // [T, units, 4, parts, 64]: l, m, h + 128 of each vector
+  std::vector<uint8_t> q;         // [T, units, 4, parts, 64]: l, m, h (+ 128) of each vector
   std::vector<Lanes> lanes;       // [T, units, accumulators]
 
   int64_t q_stride() const { return units * 256 * parts; }
