@@ -5,8 +5,8 @@
 //
 // A unit of 256 weights is read in `steps` of half an accumulator: step s is the half s % 2 (32
 // bytes, 8 lanes) of accumulator s / 2. A type's constructor reads the block's scales; weights<s>
-// unpacks the bytes of a step, scales<s> the scale of each lane. Bytes are signed (kSigned), or they
-// are unsigned and kOffset too large, which is put right with the sum of x. |byte| <= kTop.
+// unpacks the bytes of a step, scales<s> the scale of each lane. Bytes are signed (kSigned), or
+// they are unsigned and kOffset too large, which is put right with the sum of x. |byte| <= kTop.
 //
 // The highest part of x is kept signed here (pack_32.h), so nothing is corrected in the loop.
 // Everything has internal linkage: nothing compiled here may serve a machine without the

@@ -6,6 +6,7 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <cstring>
@@ -171,8 +172,9 @@ namespace esker::cpu {
 
 const Kernels* avx2_kernels() {
   __builtin_cpu_init();
+  unsigned a, b, c = 0, d;  // F16C by hand: Clang 14 has no name for it
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                   __builtin_cpu_supports("f16c");
+                   __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   return has ? kernels_32("avx2") : nullptr;
 }
 
