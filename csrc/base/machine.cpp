@@ -89,6 +89,7 @@ MachineMemory machine_memory() {
   cgroup_memory(limit, used);
   if (limit < m.total_bytes) {
     m.total_bytes = limit;
+    m.is_limit = true;
     m.available_bytes = std::min(m.available_bytes, limit - std::min(limit, used));
   }
   return m;

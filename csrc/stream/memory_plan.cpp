@@ -15,12 +15,16 @@ constexpr uint64_t kRowCacheBytes = 16u << 20;  // 58,000 rows of the real model
 
 // Left to the system when the limit is our own choice: 7 GB of 24 GB kept the machine of
 // the reference measurements from paging (DESIGN section 6), scaled to this machine.
-uint64_t system_reserve(uint64_t total) { return total / 24 * 7; }
+// Below a container's limit no system has to fit: a sixteenth covers the interpreter and what the
+// kernel counts against us.
+uint64_t system_reserve(const MachineMemory& machine) {
+  return machine.is_limit ? machine.total_bytes / 16 : machine.total_bytes / 24 * 7;
+}
 
 void settle_limit(const PlanRequest& r, MemoryPlan& plan) {
   const uint64_t available = r.machine.available_bytes;
   const uint64_t reserve =
-      r.keep_free_bytes != 0 ? r.keep_free_bytes : system_reserve(r.machine.total_bytes);
+      r.keep_free_bytes != 0 ? r.keep_free_bytes : system_reserve(r.machine);
   plan.limit_bytes = available - std::min(available, reserve);
   plan.reserve_bytes = reserve;
   if (r.memory_bytes == 0) return;

@@ -66,7 +66,8 @@ class Model:
             class_waste: layers whose expert records differ by at most this share have slots of
                 one size; default 0.15.
             min_slots: least slots of each size.
-            keep_free: memory to leave free, as `memory`; default 7/24 of the machine's.
+            keep_free: memory to leave free, as `memory`; default 7/24 of the
+                machine's, 1/16 of a container's limit.
 
         Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
         UsageError (an option).

@@ -231,7 +231,7 @@ LOAD = (
         parse_size,
         0,
         "SIZE",
-        "memory to leave free (default: 7/24 of the machine's, unless --memory is given)",
+        "memory to leave free (default: 7/24 of the machine's, 1/16 of a container's limit)",
     ),
     Option(
         "context", _count, 0, "N", "longest text, in tokens (default: the model's, at most 4096)"

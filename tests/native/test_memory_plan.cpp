@@ -42,6 +42,14 @@ uint64_t sum(const MemoryPlan& plan) {
 
 }  // namespace
 
+TEST(memory_plan_leaves_a_container_without_a_system_in_it) {
+  PlanRequest r = pack_512();
+  r.machine.is_limit = true;
+  const MemoryPlan plan = make_memory_plan(r);
+  CHECK_EQUAL(plan.reserve_bytes, 24 * kGb / 16);
+  CHECK_EQUAL(plan.limit_bytes, 22 * kGb - 24 * kGb / 16);
+}
+
 TEST(memory_plan_takes_what_the_machine_has_to_give) {
   const MemoryPlan plan = make_memory_plan(pack_512());
   CHECK_EQUAL(plan.reserve_bytes, 7 * kGb);
