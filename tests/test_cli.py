@@ -106,6 +106,16 @@ def test_run_loads_as_told(esker_, demo_path, monkeypatch):
     assert json.loads(esker_(*words, "--context", "40")[1])["plan"]["context"] == 40
 
 
+def test_run_profile_names_ops_and_shares(esker_):
+    prompt = "How does write-ahead logging work in SQLite?"
+    status, out, err = esker_("run", prompt, "-n", "3", *GREEDY, "--profile", "--json")
+    assert status == 0
+    assert json.loads(out)["text"]
+    for op in ("experts", "matmul attn_qkv", "matmul ffn_gate_inp", "delta_chunk", "route"):
+        assert op in err
+    assert "delta_step" in err  # the prompt has more tokens than a window; decode has one
+
+
 def test_run_stats_go_to_stderr_prompt_and_decode_apart(esker_):
     status, out, err = esker_("run", "How does", "-n", "3", *GREEDY, "--stats", "--json")
     assert status == 0 and json.loads(out)

@@ -50,6 +50,18 @@ nb::dict counters_dict(const EngineCounters& c) {
   return d;
 }
 
+nb::list op_times(const Engine& engine) {
+  nb::list out;
+  for (const OpTime& t : engine.op_times()) {
+    nb::dict d;
+    d["op"] = op_name(t.kind);
+    d["role"] = t.role == Role::kCount ? "" : role_name(t.role);
+    d["calls"] = t.calls, d["ns"] = t.ns;
+    out.append(d);
+  }
+  return out;
+}
+
 void prefill(Session& session, const Tokens& tokens, uint32_t chunk,
              const std::optional<ProgressFn>& progress) {
   Session::Progress report;
@@ -144,6 +156,7 @@ void bind_engine(nb::module_& m) {
       .def("new_session",
            [](const std::shared_ptr<Engine>& e) { return PySession{e, std::make_unique<Session>(e)}; })
       .def("counters", [](const Engine& e) { return counters_dict(e.counters()); })
+      .def("op_times", &op_times)
       .def("graph",
            [](const Engine& e, bool prompt) {
              return dump(e.graph(prompt ? GraphMode::kPrompt : GraphMode::kWindow));

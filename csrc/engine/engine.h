@@ -66,6 +66,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   }
   Backend& backend() { return *backend_; }
   EngineCounters counters() const;
+  std::vector<OpTime> op_times() const { return backend_->op_times(); }
   void check_invariants() const { stream_->check_invariants(); }
   // Of the file's tensor table and norms: tells saved sessions of different models apart.
   uint64_t fingerprint() const { return fingerprint_; }

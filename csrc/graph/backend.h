@@ -68,6 +68,14 @@ struct Run {
 // Called now and then on the running thread; throws to end the run.
 using PollFn = std::function<void()>;
 
+// Where a backend's time went, since it was made.
+struct OpTime {
+  OpKind kind;
+  Role role;  // of a matrix product's weight, else kCount
+  uint64_t calls = 0;
+  int64_t ns = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -78,6 +86,8 @@ class Backend {
   // appended block are undefined, everything else is as before.
   virtual void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                              const PollFn& poll) = 0;
+  // Time by op; what is never called is left out. Empty where a device cannot tell.
+  virtual std::vector<OpTime> op_times() const { return {}; }
 };
 
 }  // namespace esker

@@ -124,6 +124,12 @@ class Model:
         return self._engine.counters()
 
     @property
+    def op_times(self) -> list[dict[str, Any]]:
+        """Where the computing went since the model was opened: op, role of the weight if it is a
+        matrix product, calls, ns."""
+        return self._engine.op_times()
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The vocabulary.  Raises FormatError if the file's is not one we can use."""
         return self._text[0]

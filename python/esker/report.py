@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.box import SIMPLE
@@ -33,6 +33,25 @@ def format_bytes(count: float) -> str:
 def print_stream_report(result: Completion) -> None:
     """The report of one generation, to standard error."""
     _print(sys.stderr, stream_table(result))
+
+
+def print_profile(times: Sequence[Mapping[str, Any]]) -> None:
+    """Time by op, largest first, to standard error."""
+    _print(sys.stderr, profile_table(times))
+
+
+def profile_table(times: Sequence[Mapping[str, Any]]) -> Table:
+    """Op, calls, milliseconds, share of all that was computed."""
+    table = Table("op", box=SIMPLE, title="profile")
+    for name in ("calls", "ms", "share"):
+        table.add_column(name, justify="right")
+    total = sum(row["ns"] for row in times) or 1
+    for row in sorted(times, key=lambda row: -row["ns"]):
+        name = f"{row['op']} {row['role'].removesuffix('.weight')}".strip()
+        table.add_row(
+            name, f"{row['calls']}", f"{row['ns'] / 1e6:.1f}", f"{100 * row['ns'] / total:.1f} %"
+        )
+    return table
 
 
 def stream_table(result: Completion) -> Table:

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/ops.h"
 #include "base/aligned_buffer.h"
+#include "base/clock.h"
 #include "base/machine.h"
 #include "formats/quants.h"
 
@@ -117,17 +118,52 @@ class CpuBackend final : public Backend {
         ++segment;
       }
       if (poll) poll();
-      execute(c, graph.ops[static_cast<size_t>(i)]);
+      const Op& op = graph.ops[static_cast<size_t>(i)];
+      const OpClock clock(*this, op);
+      execute(c, op);
     }
   }
 
+  std::vector<OpTime> op_times() const override {
+    std::vector<OpTime> called;
+    for (const OpTime& t : times_) {
+      if (t.calls > 0) called.push_back(t);
+    }
+    return called;
+  }
+
  private:
+  static constexpr size_t kRoles = static_cast<size_t>(Role::kCount) + 1;
+
+  // Adds the time it lives to its op's. Two readings of the clock an op: a thousandth of a token.
+  class OpClock {
+   public:
+    OpClock(CpuBackend& backend, const Op& op) : start_ns_(now_ns()) {
+      const Role role = op.kind == OpKind::kMatmul ? op.w[0].role : Role::kCount;
+      time_ = &backend.times_[static_cast<size_t>(op.kind) * kRoles + static_cast<size_t>(role)];
+      time_->kind = op.kind;
+      time_->role = role;
+    }
+    ~OpClock() {
+      time_->calls += 1;
+      time_->ns += now_ns() - start_ns_;
+    }
+    OpClock(const OpClock&) = delete;
+    OpClock& operator=(const OpClock&) = delete;
+
+   private:
+    OpTime* time_;
+    int64_t start_ns_;
+  };
+
   void run_rounds(const cpu::Context& c, const Segment& segment, HostTurns& turns) {
     ExpertRound round{.experts = {}, .residency = {}, .more = true};
     for (int r = 0; round.more; ++r) {
       round = turns.finish_turn(segment.layer, r);
       for (int32_t i = segment.cut; i < segment.end; ++i) {
-        cpu::experts(c, c.graph.ops[static_cast<size_t>(i)], round, r == 0);
+        const Op& op = c.graph.ops[static_cast<size_t>(i)];
+        const OpClock clock(*this, op);
+        cpu::experts(c, op, round, r == 0);
       }
     }
     turns.after_turn(segment.layer);
@@ -167,6 +203,8 @@ class CpuBackend final : public Backend {
   cpu::PackCache packs_;
   cpu::RopeTable rope_;
   std::vector<std::vector<float>> thread_floats_;
+  std::vector<OpTime> times_ =
+      std::vector<OpTime>((static_cast<size_t>(OpKind::kMoeCombine) + 1) * kRoles);
 };
 
 }  // namespace

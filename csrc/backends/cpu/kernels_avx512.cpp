@@ -3,13 +3,13 @@
 // AVX-512 kernels (F, BW, VL, DQ, VNNI, VBMI, GFNI: Zen 4 and newer, Ice Lake and newer).
 //
 // One pattern: Type::unpack turns the blocks of a unit into four vectors of signed bytes and a scale
-// a lane; one loop multiplies them with packed activations of several tokens. One row at a time, as
-// one stream: rows side by side defeat the hardware prefetcher.
+// a lane; one loop multiplies them with packed activations of several tokens.
 #include "backends/cpu/kernels.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__GFNI__)
 
 #include <algorithm>
+#include <cstring>
 
 #include "backends/cpu/avx512_grids.h"
 #include "backends/cpu/avx512_pack.h"
@@ -30,36 +30,66 @@ struct Shape {
   static constexpr int kPerAcc = kVectors / kAccs;
 };
 
-// Adds one step (T::kUnits units) of one token to its float accumulator. start: of the highest
-// part's sums, minus 128 times the sum of the weights.
-template <class T, int kParts>
-inline Float add_step(Float acc, const Int* u, const Int* start, const Float* scale,
-                      const Float* mins, const uint8_t* q, const Lanes* lanes) {
-  using S = Shape<T>;
-  for (int a = 0; a < S::kAccs; ++a) {
-    Int low = _mm512_setzero_si512(), middle = low, high = start[a];
-    for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) {
-      const uint8_t* x = q + 64 * kParts * v;
-      low = dot(low, load(x), u[v]);
-      if (kParts == 3) middle = dot(middle, load(x + 64), u[v]);
-      high = dot(high, load(x + 64 * (kParts - 1)), u[v]);
+// What a step of a row unpacks to.
+template <class T>
+struct Unpacked {
+  Int w[Shape<T>::kVectors];
+  Int start[Shape<T>::kAccs];  // of the highest part's sums: minus 128 times the sum of the weights
+  Float scale[Shape<T>::kAccs];
+  Float mins[Shape<T>::kAccs];
+
+  inline void read(const uint8_t* block) {
+    using S = Shape<T>;
+    T::unpack(block, w, scale, mins);
+    for (int a = 0; a < S::kAccs; ++a) {
+      Int sum = _mm512_setzero_si512();
+      for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) sum = dot(sum, bytes(128), w[v]);
+      start[a] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
     }
+  }
+};
+
+// Adds accumulator a of a step to the sums of kRows rows for one token: the token's bytes are loaded
+// once for all rows. `stride` apart: the sums of a row.
+template <class T, int kParts, int kRows>
+inline void add_step(Float* acc, int stride, const Unpacked<T>* rows, int a, const uint8_t* q,
+                     const Lanes& lanes) {
+  using S = Shape<T>;
+  Int low[kRows], middle[kRows], high[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    low[r] = middle[r] = _mm512_setzero_si512();
+    high[r] = rows[r].start[a];
+  }
+  for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) {
+    const uint8_t* x = q + 64 * kParts * v;
+    const Int x_low = load(x), x_high = load(x + 64 * (kParts - 1));
+    for (int r = 0; r < kRows; ++r) low[r] = dot(low[r], x_low, rows[r].w[v]);
+    if (kParts == 3) {
+      const Int x_middle = load(x + 64);
+      for (int r = 0; r < kRows; ++r) middle[r] = dot(middle[r], x_middle, rows[r].w[v]);
+    }
+    for (int r = 0; r < kRows; ++r) high[r] = dot(high[r], x_high, rows[r].w[v]);
+  }
+  const Float x_scale = _mm512_loadu_ps(lanes.scale);
+  for (int r = 0; r < kRows; ++r) {
     Float value;
     if (kParts == 3) {
-      low = _mm512_add_epi32(low, _mm512_slli_epi32(middle, 7));
-      value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(16384.0f),
-                              _mm512_cvtepi32_ps(low));
+      const Int lower = _mm512_add_epi32(low[r], _mm512_slli_epi32(middle[r], 7));
+      value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r]), _mm512_set1_ps(16384.0f),
+                              _mm512_cvtepi32_ps(lower));
     } else {
-      value = _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32(high, 7)));
+      value = _mm512_cvtepi32_ps(_mm512_add_epi32(low[r], _mm512_slli_epi32(high[r], 7)));
     }
-    acc = _mm512_fmadd_ps(value, _mm512_mul_ps(scale[a], _mm512_loadu_ps(lanes[a].scale)), acc);
-    if (T::kMins) acc = _mm512_fnmadd_ps(_mm512_loadu_ps(lanes[a].sum), mins[a], acc);
+    Float& sum = acc[r * stride];
+    sum = _mm512_fmadd_ps(value, _mm512_mul_ps(rows[r].scale[a], x_scale), sum);
+    if (T::kMins) sum = _mm512_fnmadd_ps(_mm512_loadu_ps(lanes.sum), rows[r].mins[a], sum);
   }
-  return acc;
 }
 
-template <class T, int kParts, int kTokens>
-void rows_of(const RowsCall& c, int64_t first) {
+// kTokens vectors from `first` on, kRows rows at a time, all rows but a last n_rows % kRows: returns
+// how many rows it did from `row` on.
+template <class T, int kParts, int kTokens, int kRows>
+int64_t rows_of(const RowsCall& c, int64_t first, int64_t row) {
   using S = Shape<T>;
   const Packed& x = *c.x;
   constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
@@ -73,47 +103,77 @@ void rows_of(const RowsCall& c, int64_t first) {
     lanes[t] = x.lanes.data() + v * x.lane_stride();
     y[t] = c.y + c.place(first + t) * c.y_stride;
   }
-  const int64_t whole = static_cast<int64_t>(c.row_bytes) / kStepBytes;
-  const int64_t rest = static_cast<int64_t>(c.row_bytes) % kStepBytes;
-  for (int64_t r = 0; r < c.n_rows; ++r) {
-    const uint8_t* p = c.w + static_cast<uint64_t>(r) * c.row_bytes;
-    Float acc[kTokens];
-    for (Float& a : acc) a = _mm512_setzero_ps();
-    const auto step = [&](const uint8_t* block, int64_t s) __attribute__((always_inline)) {
-      Int u[S::kVectors], start[S::kAccs];
-      Float scale[S::kAccs], mins[S::kAccs];
-      T::unpack(block, u, scale, mins);
+  const int64_t row_bytes = static_cast<int64_t>(c.row_bytes);
+  const int64_t whole = row_bytes / kStepBytes, rest = row_bytes % kStepBytes;
+  const uint8_t* end = c.w + c.n_rows * row_bytes;
+  int64_t r = row;
+  for (; r + kRows <= c.n_rows; r += kRows) {
+    const uint8_t* p = c.w + r * row_bytes;
+    Float acc[kRows * kTokens];
+    for (Float& sum : acc) sum = _mm512_setzero_ps();
+    const auto step = [&](const uint8_t* const* block, int64_t s) __attribute__((always_inline)) {
+      Unpacked<T> rows[kRows];
+      for (int i = 0; i < kRows; ++i) rows[i].read(block[i]);
       for (int a = 0; a < S::kAccs; ++a) {
-        Int sum = _mm512_setzero_si512();
-        for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) sum = dot(sum, bytes(128), u[v]);
-        start[a] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-      }
-      for (int t = 0; t < kTokens; ++t) {
-        acc[t] = add_step<T, kParts>(acc[t], u, start, scale, mins, q[t] + s * kStepQ,
-                                     lanes[t] + s * kStepLanes);
+        for (int t = 0; t < kTokens; ++t) {
+          add_step<T, kParts, kRows>(acc + t, kTokens, rows, a, q[t] + s * kStepQ,
+                                     lanes[t][s * kStepLanes + a]);
+        }
       }
     };
-    for (int64_t s = 0; s < whole; ++s, p += kStepBytes) {
-      for (int64_t line = 0; line < kStepBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + line), _MM_HINT_T0);
+    const uint8_t* block[kRows];
+    for (int64_t s = 0; s < whole; ++s) {
+      for (int i = 0; i < kRows; ++i) {
+        block[i] = p + i * row_bytes + s * kStepBytes;
+        for (int64_t line = 0; line < kStepBytes; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(block[i] + kPrefetchBytes + line), _MM_HINT_T0);
+        }
       }
-      step(p, s);
+      step(block, s);
     }
-    if (rest != 0) {  // a row that is no whole number of steps: the missing blocks are zeros
-      alignas(64) uint8_t last[kStepBytes] = {};
-      std::memcpy(last, p, static_cast<size_t>(rest));
-      step(last, whole);
+    if (rest != 0) {
+      // A row that is no whole number of steps. What follows it meets activations of zero, so it may
+      // be the next rows; at the end of the matrix it is a copy's zeros.
+      alignas(64) uint8_t last[kRows][kStepBytes];
+      for (int i = 0; i < kRows; ++i) {
+        block[i] = p + i * row_bytes + whole * kStepBytes;
+        if (end - block[i] >= kStepBytes) continue;
+        std::memset(last[i], 0, sizeof last[i]);
+        std::memcpy(last[i], block[i], static_cast<size_t>(rest));
+        block[i] = last[i];
+      }
+      step(block, whole);
     }
-    for (int t = 0; t < kTokens; ++t) y[t][r] = _mm512_reduce_add_ps(acc[t]);
+    for (int i = 0; i < kRows; ++i) {
+      for (int t = 0; t < kTokens; ++t) y[t][r + i] = _mm512_reduce_add_ps(acc[i * kTokens + t]);
+    }
   }
+  return r - row;
+}
+
+// From RAM one row at a time, as one stream: rows side by side defeat the hardware prefetcher. With
+// several tokens the arithmetic is the limit, and two rows share the loads of the activations; types
+// of two units a step have no registers left for that.
+template <class T, int kParts, int kTokens>
+void tokens_of(const RowsCall& c, int64_t first) {
+  constexpr int kRows = kTokens == 1 || T::kUnits == 2 ? 1 : 2;
+  const int64_t done = rows_of<T, kParts, kTokens, kRows>(c, first, 0);
+  if (done < c.n_rows) rows_of<T, kParts, kTokens, 1>(c, first, done);
 }
 
 template <class T, int kParts>
 void rows_in(const RowsCall& c) {
   int64_t t = 0;
-  for (; t + 8 <= c.tokens; t += 8) rows_of<T, kParts, 8>(c, t);
-  for (; t + 2 <= c.tokens; t += 2) rows_of<T, kParts, 2>(c, t);
-  for (; t < c.tokens; ++t) rows_of<T, kParts, 1>(c, t);
+  if (T::kUnits == 2) {
+    for (; t + 8 <= c.tokens; t += 8) tokens_of<T, kParts, 8>(c, t);
+  }
+  for (; t + 4 <= c.tokens; t += 4) tokens_of<T, kParts, 4>(c, t);
+  switch (c.tokens - t) {
+    case 3: return tokens_of<T, kParts, 3>(c, t);
+    case 2: return tokens_of<T, kParts, 2>(c, t);
+    case 1: return tokens_of<T, kParts, 1>(c, t);
+    default: return;
+  }
 }
 template <class T>
 void rows(const RowsCall& c) {

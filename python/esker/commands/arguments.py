@@ -160,6 +160,9 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print times and what was streamed to stderr"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the computing went, by op, to stderr"
+    )
     _add_options(parser, LOAD)
     _add_json(parser)
 

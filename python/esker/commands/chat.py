@@ -94,4 +94,8 @@ def _turn(
         from ..report import print_stream_report
 
         print_stream_report(result)
+    if args.profile:
+        from ..report import print_profile
+
+        print_profile(session.model.op_times)
     return result

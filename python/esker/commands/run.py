@@ -30,6 +30,10 @@ def run(args: argparse.Namespace) -> int:
             from ..report import print_stream_report
 
             print_stream_report(result)
+        if args.profile:
+            from ..report import print_profile
+
+            print_profile(model.op_times)
     if args.json:
         print_json(result_json(result))
     return 130 if result.finish_reason == "interrupted" else 0
