@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from esker.cli import main
 
 TESTS = Path(__file__).resolve().parent
 REPOSITORY = TESTS.parent
@@ -102,3 +103,18 @@ def open_model():
     yield open_
     for model in models.values():
         model.close()
+
+
+@pytest.fixture
+def esker_(capsys):
+    """esker_(*words) -> (status, stdout, stderr) of the command line."""
+
+    def call(*words):
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as exit_:
+            status = exit_.code
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call

@@ -15,7 +15,6 @@ import time
 import esker
 import numpy as np
 import pytest
-from esker.cli import main
 from esker.options import LOAD
 from esker.report import format_bytes
 
@@ -36,21 +35,6 @@ def demo(open_model, demo_path):
 @pytest.fixture(scope="module")
 def greedy(demo):
     return demo.complete("How does", max_tokens=12, temperature=0)
-
-
-@pytest.fixture
-def esker_(capsys):
-    """esker_(*words) -> (status, stdout, stderr) of main()."""
-
-    def call(*words):
-        try:
-            status = main(list(words))
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def start(*words, **options):

@@ -55,21 +55,6 @@ def header(tmp_path_factory):
 
 
 @pytest.fixture
-def esker_(capsys):
-    """esker_(*words) -> (status, stdout, stderr) of main()."""
-
-    def call(*words):
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def plan(esker_):
     """plan(*words) -> the object of esker plan --json."""
 

@@ -15,7 +15,6 @@ import gguf
 import numpy as np
 import pytest
 from esker import ReadError, UsageError, _core
-from esker.cli import main
 from esker.gguf_writer import WEIGHT_TYPES
 from esker.synth import PRESETS, Shape, synthesize, token_stream
 from esker.synth.blocks import Pool, generator, random_blocks
@@ -40,21 +39,6 @@ def small_pools():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pool, "BYTES", 1 << 18)
         yield
-
-
-@pytest.fixture
-def esker_(capsys):
-    """esker_(*words) -> (status, stdout, stderr) of main()."""
-
-    def call(*words):
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as exit_:
-            status = exit_.code
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
