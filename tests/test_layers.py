@@ -19,7 +19,7 @@ MODULES = [
     "errors", "_core", "options", "tokenizer", "chat", "session", "model", "gguf_writer", "synth",
     "bench", "report", "commands", "cli", "__init__", "__main__",
 ]  # fmt: skip
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 LINES_MAX = 600
 
 
@@ -48,9 +48,9 @@ def climbing_includes(root: Path) -> list[str]:
 
 def running_code(tree: ast.AST) -> Iterator[ast.AST]:
     """Every node but those under `if TYPE_CHECKING:`, which never runs."""
-    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name):
-        if tree.test.id == "TYPE_CHECKING":
-            return
+    guarded = isinstance(tree, ast.If) and isinstance(tree.test, ast.Name)
+    if guarded and tree.test.id == "TYPE_CHECKING":
+        return
     yield tree
     for child in ast.iter_child_nodes(tree):
         yield from running_code(child)

@@ -15,7 +15,6 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
-
 from esker import _core
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
