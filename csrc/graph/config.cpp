@@ -17,7 +17,6 @@ constexpr const char* kComponent = "config";
 constexpr uint64_t kMaxHeads = 65536;
 constexpr uint64_t kMaxHeadWidth = 4096;    // the real model: 256
 constexpr uint64_t kMaxStreams = 64;        // the real model: 4
-constexpr uint64_t kMaxConvKernel = 64;     // the real model: 4
 constexpr uint64_t kMaxNgram = 16;          // the real model: 3
 constexpr double kMaxRopeBase = 1e15;
 constexpr uint32_t kDefaultRatio = 4;       // block length of files without compress_ratios

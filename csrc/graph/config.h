@@ -79,6 +79,7 @@ inline constexpr uint64_t kMaxWidth = 1u << 20;
 inline constexpr uint64_t kMaxExperts = 65536;
 inline constexpr uint64_t kMaxVocab = 1u << 24;
 inline constexpr uint64_t kMaxContext = 1u << 24;
+inline constexpr uint64_t kMaxConvKernel = 64;  // the real model: 4; backends size arrays by it
 
 // Throws Error(kFormat) naming the key, what stands there and what was wanted.
 // `table` is the file that holds the n-gram table (the model itself, or its sidecar).

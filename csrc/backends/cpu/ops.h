@@ -68,9 +68,6 @@ class RopeTable {
   std::vector<float> turns_;
 };
 
-// The longest convolution kernel that read_config lets pass.
-inline constexpr size_t kMaxTaps = 64;
-
 struct Context {
   const Config& config;
   const Weights& weights;

@@ -127,7 +127,7 @@ void gdn_conv(const Context& c, const Op& op) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = i / heads, head = i % heads, first = head * d;
       float* y = out + t * width + first;
-      std::array<const float*, kMaxTaps> rows;
+      std::array<const float*, kMaxConvKernel> rows;
       for (int64_t k = 0; k < taps; ++k) rows[static_cast<size_t>(k)] = row(t - history + k) + first;
       conv_silu(y, w + first, width, rows.data(), taps, d);
       if (head >= 2 * nk) continue;

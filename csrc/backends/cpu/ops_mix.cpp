@@ -99,7 +99,7 @@ void ple_conv(const Context& c, const Op& op) {
   c.reserve(kPart);
   c.pool.parallel_for(tokens * parts, 1, [&](int64_t begin, int64_t end, int thread) {
     float* y = c.thread_floats[static_cast<size_t>(thread)].data();
-    std::array<const float*, kMaxTaps> rows;
+    std::array<const float*, kMaxConvKernel> rows;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = i / parts, at = i % parts * kPart, n = std::min(kPart, wide - at);
       for (int64_t k = 0; k < taps; ++k) {
