@@ -46,6 +46,12 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
   throw Failure(message.str());
 }
 
+// Fails, showing the whole text, when `part` is not in it.
+inline void check_contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return;
+  throw Failure("\"" + text + "\" lacks \"" + part + "\"");
+}
+
 // Runs `body` and returns the message of the exception it threw; fails if it threw none.
 template <class E>
 std::string message_of(const std::function<void()>& body, const char* file, int line) {

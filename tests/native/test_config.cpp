@@ -12,6 +12,8 @@ using esker::test::GgufBytes;
 using esker::test::TempFolder;
 using esker::test::tiny_model;
 
+using esker::test::check_contains;
+
 namespace {
 
 Config config_of(const GgufBytes& bytes) {
@@ -28,11 +30,6 @@ std::string refusal(const GgufBytes& bytes) {
     return error.what();
   }
   return "nothing was thrown";
-}
-
-void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return;
-  throw esker::test::Failure("\"" + text + "\" lacks \"" + part + "\"");
 }
 
 // tiny_model with one number changed.

@@ -14,6 +14,8 @@ using esker::test::raw;
 using esker::test::raw_string;
 using esker::test::TempFolder;
 
+using esker::test::check_contains;
+
 namespace {
 
 std::shared_ptr<const Gguf> open_bytes(const std::string& bytes) {
@@ -31,11 +33,6 @@ std::string refusal(const std::string& bytes) {
     return error.what();
   }
   return "nothing was thrown";
-}
-
-void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return;
-  throw esker::test::Failure("\"" + text + "\" lacks \"" + part + "\"");
 }
 
 GgufBytes one_tensor() {

@@ -10,12 +10,9 @@ using namespace esker;
 using esker::test::GgufBytes;
 using esker::test::TempFolder;
 
-namespace {
+using esker::test::check_contains;
 
-void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return;
-  throw esker::test::Failure("\"" + text + "\" lacks \"" + part + "\"");
-}
+namespace {
 
 std::string shard_name(size_t number, size_t count) {
   char name[64];

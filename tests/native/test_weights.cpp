@@ -15,6 +15,8 @@ using esker::test::raw;
 using esker::test::TempFolder;
 using esker::test::tiny_model;
 
+using esker::test::check_contains;
+
 namespace {
 
 // Weights need their files only while they are read here.
@@ -39,11 +41,6 @@ std::string refusal(const GgufBytes& bytes) {
     return error.what();
   }
   return "nothing was thrown";
-}
-
-void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return;
-  throw esker::test::Failure("\"" + text + "\" lacks \"" + part + "\"");
 }
 
 void set_value(GgufBytes& g, const std::string& tensor, size_t index, float value) {
