@@ -22,9 +22,48 @@ inline void relax() {
 #endif
 }
 
+constexpr uint64_t pack(int64_t begin, int64_t end) {
+  return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+}
+constexpr int64_t begin_of(uint64_t range) { return static_cast<int64_t>(range >> 32); }
+constexpr int64_t end_of(uint64_t range) { return static_cast<int64_t>(range & 0xffffffff); }
+
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+bool ThreadPool::Stretch::is_empty() const {
+  const uint64_t r = range.load(std::memory_order_relaxed);
+  return begin_of(r) == end_of(r);
+}
+
+int64_t ThreadPool::Stretch::take_first() {
+  uint64_t r = range.load(std::memory_order_relaxed);
+  while (begin_of(r) < end_of(r)) {
+    if (range.compare_exchange_weak(r, pack(begin_of(r) + 1, end_of(r)), std::memory_order_acquire,
+                                    std::memory_order_relaxed)) {
+      return begin_of(r);
+    }
+  }
+  return -1;
+}
+
+int64_t ThreadPool::Stretch::take_last() {
+  uint64_t r = range.load(std::memory_order_relaxed);
+  while (begin_of(r) < end_of(r)) {
+    if (range.compare_exchange_weak(r, pack(begin_of(r), end_of(r) - 1), std::memory_order_acquire,
+                                    std::memory_order_relaxed)) {
+      return end_of(r) - 1;
+    }
+  }
+  return -1;
+}
+
+int64_t ThreadPool::Stretch::drop() {
+  const uint64_t r = range.exchange(0, std::memory_order_acquire);
+  return end_of(r) - begin_of(r);
+}
+
+ThreadPool::ThreadPool(int threads)
+    : stretches_(std::make_unique<Stretch[]>(static_cast<size_t>(std::max(threads, 1)))) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -39,7 +78,7 @@ void ThreadPool::work(int thread) {
   int spins = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
     const uint32_t epoch = epoch_.load(std::memory_order_acquire);
-    if (left_.load(std::memory_order_relaxed) > 0) {
+    if (!stretches_[static_cast<size_t>(thread)].is_empty()) {
       run_parts(thread, false);
       spins = 0;
     } else if (++spins < kSpins) {
@@ -53,29 +92,35 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::run_parts(int thread, bool caller) {
   int64_t last_poll = caller && poll_ ? now_ns() : 0;
-  int64_t left = left_.load(std::memory_order_relaxed);
-  while (left > 0) {
-    if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-    const int64_t begin = (parts_ - left) * grain_;
-    (*body_)(begin, std::min(begin + grain_, n_), thread);
-    done_.fetch_add(1, std::memory_order_release);
-    if (last_poll != 0 && now_ns() - last_poll > kPollNs) {
-      last_poll = now_ns();
-      poll_();
+  for (int i = 0; i < size(); ++i) {
+    Stretch& stretch = stretches_[static_cast<size_t>((thread + i) % size())];
+    while (true) {
+      const int64_t part = i == 0 ? stretch.take_first() : stretch.take_last();
+      if (part < 0) break;
+      (*body_)(part * grain_, std::min((part + 1) * grain_, n_), thread);
+      done_.fetch_add(1, std::memory_order_release);
+      if (last_poll != 0 && now_ns() - last_poll > kPollNs) {
+        last_poll = now_ns();
+        poll_();
+      }
     }
-    left = left_.load(std::memory_order_relaxed);
   }
 }
 
 void ThreadPool::parallel_for(int64_t n, int64_t grain, const Body& body) {
   if (n <= 0) return;
+  grain = std::max({grain, int64_t{1}, n >> 31});
+  const int64_t parts = (n + grain - 1) / grain;
+  if (parts == 1) return body(0, n, 0);
   body_ = &body;
   n_ = n;
-  grain_ = std::max<int64_t>(grain, 1);
-  parts_ = (n + grain_ - 1) / grain_;
+  grain_ = grain;
   done_.store(0, std::memory_order_relaxed);
-  left_.store(parts_, std::memory_order_release);
-  if (!workers_.empty() && parts_ > 1) {
+  for (int64_t i = 0; i < size(); ++i) {
+    stretches_[static_cast<size_t>(i)].range.store(
+        pack(parts * i / size(), parts * (i + 1) / size()), std::memory_order_release);
+  }
+  if (!workers_.empty()) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }
@@ -85,9 +130,9 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain, const Body& body) {
     run_parts(0, true);
   } catch (...) {
     error = std::current_exception();
-    dropped = left_.exchange(0, std::memory_order_acq_rel);
+    for (int i = 0; i < size(); ++i) dropped += stretches_[static_cast<size_t>(i)].drop();
   }
-  for (int spins = 0; done_.load(std::memory_order_acquire) + dropped != parts_; ++spins) {
+  for (int spins = 0; done_.load(std::memory_order_acquire) + dropped != parts; ++spins) {
     if (spins < kSpins) {
       relax();
     } else {
