@@ -46,6 +46,20 @@ inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x));
 float dot(const float* a, const float* b, int64_t n);
 // y[i] += s x[i]
 void add_scaled(float* y, float s, const float* x, int64_t n);
+// y[r, j] += sum_i x[r, i] s[i, j], i ascending for every value: r < rows, i < inner, j < width. Rows of
+// y and s lie their stride apart, x[r, i] at x[r x_row + i x_column].
+struct Product {
+  int64_t rows, inner, width;
+  float* y;
+  int64_t y_stride;
+  const float* x;
+  int64_t x_row, x_column;
+  const float* s;
+  int64_t s_stride;
+};
+void add_products(const Product& p);
+// y[i, j] = a x[i, j] + u[i] v[j], [n, n]; y may be x.
+void scale_add_outer(float* y, float a, const float* x, const float* u, const float* v, int64_t n);
 // y[i] = silu(a[i]) b[i]; y may be a.
 void silu_times(float* y, const float* a, const float* b, int64_t n);
 // y[i] = x[i] s g[i] sigma(z[i])

@@ -40,72 +40,99 @@ Head head_of(const Context& c, const Op& op, int64_t h) {
           .out = c.floats(op.out[0]) + h * d};
 }
 
-// to[j] = sum_i x[i] s[i, j]
-void state_times(const float* s, const float* x, float* to, int64_t d) {
-  std::fill_n(to, d, 0.0f);
-  for (int64_t i = 0; i < d; ++i) add_scaled(to, x[i], s + i * d, d);
-}
+// Floats of scratch that step and chunk need.
+int64_t step_scratch(int64_t d) { return 4 * d; }
+int64_t chunk_scratch(int64_t d) { return 3 * kChunk * d + 3 * kChunk * kChunk; }
 
-// One token: s_in -> s_out (which may be the same), o -> out. `e` is scratch of d floats.
-void step(const Head& h, int64_t t, const float* s_in, float* s_out, float* e) {
+// One token: s_in -> s_out (which may be the same), o -> out.
+// With e = beta (v - a S'k): S_out = a S_in + k e', o = S_out' q = a S_in' q + (k.q) e.
+void step(const Head& h, int64_t t, const float* s_in, float* s_out, float* scratch) {
+  const int64_t d = h.d;
   const float *q = h.q + t * h.stride, *k = h.k + t * h.stride, *v = h.v + t * h.stride;
   const float a = std::exp(h.log_decay[t * h.n_heads]), beta = h.beta[t * h.n_heads];
-  const int64_t d = h.d;
-  state_times(s_in, k, e, d);
+  float *x = scratch, *y = scratch + 2 * d;  // k and q; what the state makes of them
+  std::copy_n(k, d, x);
+  std::copy_n(q, d, x + d);
+  std::fill_n(y, 2 * d, 0.0f);
+  add_products({.rows = 2, .inner = d, .width = d, .y = y, .y_stride = d, .x = x, .x_row = d,
+                .x_column = 1, .s = s_in, .s_stride = d});
+  float *e = y, *of_q = y + d;
   for (int64_t j = 0; j < d; ++j) e[j] = beta * (v[j] - a * e[j]);
+  scale_add_outer(s_out, a, s_in, k, e, d);
+  const float kq = dot(k, q, d);
   float* o = h.out + t * h.n_heads * d;
-  std::fill_n(o, d, 0.0f);
-  for (int64_t i = 0; i < d; ++i) {
-    const float ki = k[i], qi = q[i];
-    const float* in = s_in + i * d;
-    float* to = s_out + i * d;
-    for (int64_t j = 0; j < d; ++j) to[j] = a * in[j] + ki * e[j];
-    add_scaled(o, qi, to, d);
-  }
+  for (int64_t j = 0; j < d; ++j) o[j] = a * of_q[j] + kq * e[j];
 }
 
 // n <= kChunk tokens from t0 on, in the chunked form of SPEC section 4; s_in -> s_out, which may be
-// the same. `scratch` holds kChunk * d floats.
+// the same.
 void chunk(const Head& h, int64_t t0, int64_t n, const float* s_in, float* s_out, float* scratch) {
   const int64_t d = h.d;
   std::array<double, kChunk> g;  // running sum of the log decays: differences of large numbers
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) g[static_cast<size_t>(i)] = sum += h.log_decay[(t0 + i) * h.n_heads];
-  const auto decay = [&](int64_t from, int64_t to) {
-    return static_cast<float>(std::exp(g[static_cast<size_t>(to)] - g[static_cast<size_t>(from)]));
+  const auto from_start = [&](int64_t i) {
+    return static_cast<float>(std::exp(g[static_cast<size_t>(i)]));
   };
-  float* u = scratch;  // [n, d]
+  const auto at = [&](const float* first, int64_t i) { return first + (t0 + i) * h.stride; };
+  float* u = scratch;                 // [n, d]
+  float* k_turned = u + kChunk * d;   // [d, n]
+  float* k_left = k_turned + kChunk * d;  // [n, d]: k, decayed to the chunk's end
+  float* kk = k_left + kChunk * d;    // [n, n]: k_i . k_p
+  float* qk = kk + kChunk * kChunk;   // [n, n]: q_i . k_p
+  float* decay = qk + kChunk * kChunk;  // [n, n]: g_i / g_p, p <= i; 0 above
+
+  std::fill_n(decay, n * n, 0.0f);
   for (int64_t i = 0; i < n; ++i) {
-    const float *k = h.k + (t0 + i) * h.stride, *v = h.v + (t0 + i) * h.stride;
-    const float beta = h.beta[(t0 + i) * h.n_heads];
-    const float from_start = static_cast<float>(std::exp(g[static_cast<size_t>(i)]));
-    float* ui = u + i * d;
-    state_times(s_in, k, ui, d);
-    for (int64_t j = 0; j < d; ++j) ui[j] = beta * (v[j] - from_start * ui[j]);
-    for (int64_t p = 0; p < i; ++p) {
-      const float kk = dot(k, h.k + (t0 + p) * h.stride, d);
-      add_scaled(ui, -beta * kk * decay(p, i), u + p * d, d);
-    }
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    const float* q = h.q + (t0 + i) * h.stride;
-    float* o = h.out + (t0 + i) * h.n_heads * d;
-    state_times(s_in, q, o, d);
-    const float from_start = static_cast<float>(std::exp(g[static_cast<size_t>(i)]));
-    for (int64_t j = 0; j < d; ++j) o[j] *= from_start;
     for (int64_t p = 0; p <= i; ++p) {
-      add_scaled(o, dot(q, h.k + (t0 + p) * h.stride, d) * decay(p, i), u + p * d, d);
+      decay[i * n + p] = static_cast<float>(g[static_cast<size_t>(i)] - g[static_cast<size_t>(p)]);
+    }
+    exp_sum(decay + i * n, 0.0f, i + 1);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const float rest = decay[(n - 1) * n + i];
+    for (int64_t j = 0; j < d; ++j) {
+      k_turned[j * n + i] = at(h.k, i)[j];
+      k_left[i * d + j] = rest * at(h.k, i)[j];
     }
   }
+  std::fill_n(u, n * d, 0.0f);
+  std::fill_n(kk, n * n, 0.0f);
+  std::fill_n(qk, n * n, 0.0f);
+  const auto times = [&](const float* x, const float* s, int64_t width, float* y, int64_t y_stride) {
+    add_products({.rows = n, .inner = d, .width = width, .y = y, .y_stride = y_stride, .x = at(x, 0),
+                  .x_row = h.stride, .x_column = 1, .s = s, .s_stride = width});
+  };
+  times(h.k, k_turned, n, kk, n);
+  times(h.q, k_turned, n, qk, n);
+  times(h.k, s_in, d, u, d);
+  // u_i = beta_i (v_i - g_i S'k_i) - sum_{p<i} beta_i (k_i . k_p) g_i/g_p u_p
+  for (int64_t i = 0; i < n; ++i) {
+    const float* v = at(h.v, i);
+    const float beta = h.beta[(t0 + i) * h.n_heads], whole = from_start(i);
+    float *ui = u + i * d, *row = kk + i * n;
+    for (int64_t j = 0; j < d; ++j) ui[j] = beta * (v[j] - whole * ui[j]);
+    for (int64_t p = 0; p < i; ++p) row[p] *= -beta * decay[i * n + p];
+    add_products({.rows = 1, .inner = i, .width = d, .y = ui, .y_stride = d, .x = row, .x_row = n,
+                  .x_column = 1, .s = u, .s_stride = d});
+  }
+  // o_i = g_i S'q_i + sum_{p<=i} (q_i . k_p) g_i/g_p u_p
+  float* o = h.out + t0 * h.n_heads * d;
+  const int64_t o_stride = h.n_heads * d;
+  for (int64_t i = 0; i < n; ++i) std::fill_n(o + i * o_stride, d, 0.0f);
+  times(h.q, s_in, d, o, o_stride);
+  for (int64_t i = 0; i < n; ++i) {
+    const float whole = from_start(i);
+    for (int64_t j = 0; j < d; ++j) o[i * o_stride + j] *= whole;
+    for (int64_t p = 0; p < n; ++p) qk[i * n + p] *= decay[i * n + p];
+  }
+  add_products({.rows = n, .inner = n, .width = d, .y = o, .y_stride = o_stride, .x = qk, .x_row = n,
+                .x_column = 1, .s = u, .s_stride = d});
+  // S = g_n S + sum_p g_n/g_p k_p u_p'
   const float whole = static_cast<float>(std::exp(sum));
-  for (int64_t i = 0; i < d; ++i) {
-    for (int64_t j = 0; j < d; ++j) s_out[i * d + j] = whole * s_in[i * d + j];
-  }
-  for (int64_t p = 0; p < n; ++p) {
-    const float* k = h.k + (t0 + p) * h.stride;
-    const float rest = decay(p, n - 1);
-    for (int64_t i = 0; i < d; ++i) add_scaled(s_out + i * d, rest * k[i], u + p * d, d);
-  }
+  for (int64_t i = 0; i < d * d; ++i) s_out[i] = whole * s_in[i];
+  add_products({.rows = d, .inner = n, .width = d, .y = s_out, .y_stride = d, .x = k_left, .x_row = 1,
+                .x_column = d, .s = u, .s_stride = d});
 }
 
 }  // namespace
@@ -154,7 +181,7 @@ void delta_step(const Context& c, const Op& op) {
   const int64_t d = c.config.d_linear_head;
   const float* before = c.run.state_in->floats() + c.state(op).delta;
   float* after = c.run.state_out->floats() + c.state(op).delta;
-  c.reserve(d);
+  c.reserve(step_scratch(d));
   c.pool.parallel_for(c.config.n_value_head, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
       const Head h = head_of(c, op, i);
@@ -170,7 +197,7 @@ void delta_chunk(const Context& c, const Op& op) {
   const int64_t d = c.config.d_linear_head, tokens = c.run.n_tokens;
   const float* before = c.run.state_in->floats() + c.state(op).delta;
   float* after = c.run.state_out->floats() + c.state(op).delta;
-  c.reserve(kChunk * d);
+  c.reserve(chunk_scratch(d));
   c.pool.parallel_for(c.config.n_value_head, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
       const Head h = head_of(c, op, i);
