@@ -17,7 +17,8 @@ using ProgressFn = std::function<void(uint64_t, uint64_t)>;
 
 std::shared_ptr<Engine> open_engine(const std::string& path,
                                     const std::optional<std::string>& ngram_table, uint64_t context,
-                                    int threads, uint64_t memory_bytes, uint64_t arena_bytes,
+                                    int threads, int activation_bytes, uint64_t memory_bytes,
+                                    uint64_t arena_bytes,
                                     double arena_fraction, uint32_t slots, uint32_t chunk,
                                     int reader_threads, double class_waste, uint32_t min_slots,
                                     uint64_t keep_free_bytes) {
@@ -33,6 +34,7 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                               .class_waste = class_waste,
                               .chunk = chunk,
                               .threads = threads,
+                              .activations = static_cast<Activations>(activation_bytes),
                               .reader_threads = reader_threads};
   const nb::gil_scoped_release no_gil;
   return Engine::open(options, make_poll());
@@ -145,7 +147,9 @@ int32_t sample(Sampler& sampler, const nb::ndarray<const float, nb::ndim<1>, nb:
 void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "A model, open and planned. See esker.Model.")
       .def(nb::new_(&open_engine), nb::arg("path"), nb::arg("ngram_table") = nb::none(),
-           nb::arg("context") = 0, nb::arg("threads") = 0, nb::arg("memory_bytes") = 0,
+           nb::arg("context") = 0, nb::arg("threads") = 0,
+           nb::arg("activation_bytes") = static_cast<int>(Activations::kExact),
+           nb::arg("memory_bytes") = 0,
            nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0, nb::arg("slots") = 0,
            nb::arg("chunk") = 0, nb::arg("reader_threads") = 0,
            nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("min_slots") = 0,

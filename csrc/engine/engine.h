@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/cpu_backend.h"
 #include "graph/backend.h"
 #include "graph/config.h"
 #include "graph/graph.h"
@@ -33,6 +34,7 @@ struct EngineOptions {
   double class_waste = ArenaRequest{}.class_waste;  // see stream/arena_plan.h
   uint32_t chunk = 0;            // tokens of a prompt chunk; 0: the plan's choice
   int threads = 0;               // 0: one per core
+  Activations activations = Activations::kExact;
   int reader_threads = 0;        // 0: kReaderThreads
   FileOpener open_file = open_direct;
 };

@@ -15,6 +15,7 @@ class Engine:
         ngram_table: str | None = None,
         context: int = 0,
         threads: int = 0,
+        activation_bytes: int = 3,
         memory_bytes: int = 0,
         arena_bytes: int = 0,
         arena_fraction: float = 0.0,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from . import _core
 from .chat import ChatTemplate, Message
 from .errors import FormatError, UsageError, fault
-from .options import load_options
+from .options import ACTIVATIONS, load_options
 from .session import DEFAULT, Completion, Generation, Progress, Prompt, Session
 from .tokenizer import Tokenizer
 
@@ -45,6 +45,7 @@ class Model:
         slots: int | None = None,
         context: int | None = None,
         threads: int | None = None,
+        activations: str | None = None,
         ngram_table: str | os.PathLike[str] | None = None,
         backend: str | None = None,
         chunk: int | None = None,
@@ -60,6 +61,9 @@ class Model:
             slots: the same as slots per layer.
             context: longest text in tokens; default the model's, at most 4096.
             threads: compute threads; default one per core.
+            activations: how finely matrix products read their activations: "exact" (22 bits,
+                the default), "fine" (15 bits) or "coarse" (8 bits). Routing and the choice of
+                attention blocks always read them exactly.
             ngram_table: GGUF file with the n-gram table, where the model's has none.
             backend: "auto" or "cpu".
             chunk: tokens of a prompt computed together.
@@ -80,6 +84,7 @@ class Model:
                 "slots": slots,
                 "context": context,
                 "threads": threads,
+                "activations": activations,
                 "ngram_table": ngram_table,
                 "backend": backend,
                 "chunk": chunk,
@@ -89,6 +94,7 @@ class Model:
             }
         )
         self.path = options.model or demo_path()
+        self.activations = options.activations
         self._open: _core.Engine | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         begin = time.perf_counter()
@@ -97,6 +103,7 @@ class Model:
             options.ngram_table,
             options.context,
             options.threads,
+            ACTIVATIONS[options.activations],
             options.memory,
             options.arena.bytes,
             options.arena.fraction,

@@ -20,6 +20,7 @@ from .errors import UsageError, fault
 
 BACKENDS = ("auto", "cpu", "metal", "cuda")
 BACKENDS_BUILT = ("auto", "cpu")  # what this version runs
+ACTIVATIONS = {"coarse": 1, "fine": 2, "exact": 3}  # bytes a value in the CPU's matrix products
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -151,6 +152,16 @@ def _backend(value: object) -> str:
     return name
 
 
+def _one_of(*names: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        name = str(value).strip().lower()
+        if name not in names:
+            raise _Bad(f"one of {', '.join(names)}")
+        return name
+
+    return parse
+
+
 def _path(value: object) -> str:
     want = "a path"
     try:
@@ -237,6 +248,13 @@ LOAD = (
         "context", _count, 0, "N", "longest text, in tokens (default: the model's, at most 4096)"
     ),
     Option("threads", _count, 0, "N", "compute threads (default: one per core)"),
+    Option(
+        "activations",
+        _one_of(*ACTIVATIONS),
+        "exact",
+        "NAME",
+        "how finely products read activations: exact (22 bits, the default), fine (15), coarse (8)",
+    ),
     Option("chunk", _count, 0, "N", "tokens of a prompt computed together"),
     Option(
         "ngram_table",
@@ -309,6 +327,7 @@ class LoadOptions:
     keep_free: int
     context: int
     threads: int
+    activations: str
     chunk: int
     ngram_table: str | None
 

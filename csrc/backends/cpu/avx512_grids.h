@@ -46,9 +46,10 @@ inline __mmask64 negative(Int signs, int k) {
   }();
   return _mm512_test_epi8_mask(signs, load(kTest[static_cast<size_t>(k)].data()));
 }
-// v, negated where its sign bit is set.
+// kOffset + v where kOffset + v is given, kOffset - v where the sign bit is set.
+template <int kOffset>
 inline Int with_sign(Int v, Int signs, int k) {
-  return _mm512_mask_sub_epi8(v, negative(signs, k), _mm512_setzero_si512(), v);
+  return _mm512_mask_sub_epi8(v, negative(signs, k), bytes(2 * kOffset), v);
 }
 // 32 sign bytes, each doubled.
 inline Int doubled(const uint8_t* p) {
@@ -66,7 +67,7 @@ inline Int with_parity(Int signs) {
 
 struct IQ3_S {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kBlockBytes = 110, kUnits = 1;
+  static constexpr int kBlockBytes = 110, kUnits = 1, kGroup = 32, kOffset = 16;
   static constexpr bool kMins = false;
   static constexpr Planes<512, 2> kPlanes = [] {
     Planes<512, 2> t{};
@@ -77,7 +78,7 @@ struct IQ3_S {
     }
     return t;
   }();
-  static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
+  [[gnu::always_inline]] static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int index = load(p + 2), low4 = bytes(15);
     const __mmask64 bit7 = _mm512_movepi8_mask(index), bit8 = peek<uint64_t>(p + 66);
     const Int a = look_up_512(kPlanes.at[0], index, bit7, bit8);
@@ -85,7 +86,8 @@ struct IQ3_S {
     u[0] = a, u[1] = _mm512_srli_epi16(a, 4), u[2] = b, u[3] = _mm512_srli_epi16(b, 4);
     const Int signs = doubled(p + 74);
     for (int k = 0; k < 4; ++k) {
-      u[k] = with_sign(_mm512_and_si512(u[k], low4), signs, k);
+      // (u & 15) | 16
+      u[k] = with_sign<kOffset>(_mm512_ternarylogic_epi32(u[k], low4, bytes(kOffset), 0xEA), signs, k);
     }
     // Nibble i of the four scale bytes serves 32 weights, lanes 2i and 2i + 1: 2 s + 1.
     const Int rotate = _mm512_setr_epi32(1, 1, 29, 29, 25, 25, 21, 21, 17, 17, 13, 13, 9, 9, 5, 5);
@@ -98,7 +100,7 @@ struct IQ3_S {
 
 struct IQ3_XXS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kBlockBytes = 98, kUnits = 1;
+  static constexpr int kBlockBytes = 98, kUnits = 1, kGroup = 32, kOffset = 64;
   static constexpr bool kMins = false;
   // The magnitudes are 4, 12, .. 52, 62: codes 0..7 of three bits, in nibbles.
   static constexpr Planes<256, 2> kPlanes = [] {
@@ -111,10 +113,10 @@ struct IQ3_XXS {
     }
     return t;
   }();
-  static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
+  [[gnu::always_inline]] static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int index = load(p + 2), low4 = bytes(15);
     const Int values = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0));
+        _mm_setr_epi8(68, 76, 84, 92, 100, 108, 116, 126, 0, 0, 0, 0, 0, 0, 0, 0));
     const __mmask64 bit7 = _mm512_movepi8_mask(index);
     const Int a = look_up_256(kPlanes.at[0], index, bit7);
     const Int b = look_up_256(kPlanes.at[1], index, bit7);
@@ -123,7 +125,7 @@ struct IQ3_XXS {
     const Int signs = with_parity(_mm512_multishift_epi64_epi8(
         _mm512_set1_epi64(0x15150e0e07070000), _mm512_cvtepu32_epi64(words)));
     for (int k = 0; k < 4; ++k) {
-      u[k] = with_sign(_mm512_shuffle_epi8(values, _mm512_and_si512(u[k], low4)), signs, k);
+      u[k] = with_sign<kOffset>(_mm512_shuffle_epi8(values, _mm512_and_si512(u[k], low4)), signs, k);
     }
     alignas(64) static constexpr auto kIndex = lanes([](int i) { return i / 2; });
     const Int s = _mm512_or_si512(
@@ -158,15 +160,16 @@ inline Int interleave(Int plane0, Int plane1, int block) {
   return _mm512_permutex2var_epi8(
       plane0, _mm512_add_epi8(load(kIndex.data()), bytes(32 * block)), plane1);
 }
+constexpr int kCrumbOffset = 64;
 inline void crumbs(Int codes, Int signs, Int* u) {
   alignas(64) static constexpr auto kValues = byte_lanes([](int i) {
-    return (i & 3) == 0 ? 8 : (i & 3) == 1 ? 25 : 43;
+    return kCrumbOffset + ((i & 3) == 0 ? 8 : (i & 3) == 1 ? 25 : 43);
   });
   const Int values = load(kValues.data());
   for (int k = 0; k < 4; ++k) {
     // A byte permute reads six bits of the index: the table repeats, so nothing is masked.
     const Int code = _mm512_srli_epi16(codes, static_cast<unsigned>(2 * k));
-    u[k] = with_sign(_mm512_permutexvar_epi8(code, values), signs, k);
+    u[k] = with_sign<kCrumbOffset>(_mm512_permutexvar_epi8(code, values), signs, k);
   }
 }
 // Sixteen scale nibbles in order, a lane each: (2 s + 1) d / 8.
@@ -182,10 +185,10 @@ inline Float nibble_scales(const uint8_t* p, const uint8_t* d) {
 
 struct IQ2_S {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kBlockBytes = 82, kUnits = 2;
+  static constexpr int kBlockBytes = 82, kUnits = 2, kGroup = 16, kOffset = kCrumbOffset;
   static constexpr bool kMins = false;
   static constexpr Planes<1024, 2> kPlanes = crumb_planes<1024>(codebooks::kGridIq2S);
-  static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
+  [[gnu::always_inline]] static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int index = load_half(p + 2, p + 84);
     const uint64_t a = peek<uint64_t>(p + 66), b = peek<uint64_t>(p + 148);
     constexpr uint64_t kEven = 0x5555555555555555, kOdd = ~kEven;
@@ -206,10 +209,10 @@ struct IQ2_S {
 
 struct IQ2_XS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kBlockBytes = 74, kUnits = 2;
+  static constexpr int kBlockBytes = 74, kUnits = 2, kGroup = 16, kOffset = kCrumbOffset;
   static constexpr bool kMins = false;
   static constexpr Planes<512, 2> kPlanes = crumb_planes<512>(codebooks::kGridIq2Xs);
-  static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
+  [[gnu::always_inline]] static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int a = load(p + 2), b = load(p + 76);
     const Int index = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)),
                                          _mm512_cvtepi16_epi8(b), 1);
@@ -231,10 +234,10 @@ struct IQ2_XS {
 
 struct IQ2_XXS {
   static constexpr Order kOrder = Order::kQuad;
-  static constexpr int kBlockBytes = 66, kUnits = 2;
+  static constexpr int kBlockBytes = 66, kUnits = 2, kGroup = 32, kOffset = kCrumbOffset;
   static constexpr bool kMins = false;
   static constexpr Planes<256, 2> kPlanes = crumb_planes<256>(codebooks::kGridIq2Xxs);
-  static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
+  [[gnu::always_inline]] static inline void unpack(const uint8_t* p, Int* u, Float* scale, Float*) {
     const Int pair[2] = {load(p + 2), load(p + 68)};
     alignas(64) static constexpr auto kEven = lanes([](int i) { return 2 * i; });
     const Int index = _mm512_permutex2var_epi32(pair[0], load(kEven.data()), pair[1]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Packs activations (packed.h): scale, three bytes a value, and the order a type's unpack wants.
+// Packs activations (packed.h): scale, one to three bytes a value, and the order a type's unpack wants.
 // Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
 #pragma once
 
@@ -31,10 +31,10 @@ const OrderTables& order_tables() {
   return tables;
 }
 
-// The parts of a unit, natural order: part[0] = l, ..., part[kParts - 1] = h + 128; and s [8].
+// The parts of a unit, natural order: part[0] = l, ..., part[kParts - 1] = h; and s [8].
 template <int kParts>
 inline void quantize_unit(const float* x, Int (*part)[4], float* s) {
-  constexpr float kTop = kParts == 3 ? 127.0f * 16384.0f : 127.0f * 128.0f;
+  constexpr float kTop = 127.0f * (1 << 7 * (kParts - 1));
   alignas(64) uint8_t bytes_of[kParts][kUnit];
   const Int low7 = _mm512_set1_epi32(127);
   for (int i = 0; i < kUnit; i += 32) {
@@ -52,7 +52,7 @@ inline void quantize_unit(const float* x, Int (*part)[4], float* s) {
       for (int k = 0; k < kParts - 1; ++k, v = _mm512_srai_epi32(v, 7)) {
         store(k, _mm512_and_si512(v, low7));
       }
-      store(kParts - 1, _mm512_add_epi32(v, _mm512_set1_epi32(128)));
+      store(kParts - 1, v);
     }
   }
   for (int k = 0; k < kParts; ++k) {
@@ -67,41 +67,54 @@ inline Int pick(const Int* v, Int index) {
                                 _mm512_permutex2var_epi8(v[2], index, v[3]));
 }
 
+template <int kParts>
+inline void store_sums(const Int (*part)[4], const float* s, UnitSums& to) {
+  alignas(64) float four[64];  // sums of v of four consecutive values
+  for (int j = 0; j < 4; ++j) {
+    Int sum[kParts];
+    for (int k = 0; k < kParts; ++k) sum[k] = dot(_mm512_setzero_si512(), bytes(1), part[k][j]);
+    _mm512_store_ps(four + 16 * j, part_values<kParts>(sum));
+  }
+  for (int g = 0; g < 8; ++g) {
+    const float* f = four + 8 * g;
+    to.scale[g] = s[g];
+    to.of_16[2 * g] = s[g] * ((f[0] + f[1]) + (f[2] + f[3]));
+    to.of_16[2 * g + 1] = s[g] * ((f[4] + f[5]) + (f[6] + f[7]));
+    to.of_32[g] = to.of_16[2 * g] + to.of_16[2 * g + 1];
+  }
+}
+
 template <Order kOrder, int kParts>
 void pack_order(Packed& to, int64_t token) {
   constexpr int kAccs = order_accumulators(kOrder), kPerAcc = 4 / kAccs;
   const OrderTables& tables = order_tables<kOrder>();
-  const Int ones = bytes(1), bias = _mm512_set1_epi32(-128 * 4 * kPerAcc);
+  const int64_t span = to.is_twice() ? 2 * to.n : to.n;
+  const float* source = to.x + token * to.n;
   for (int64_t unit = 0; unit < to.units; ++unit) {
-    const float* x = to.x + token * to.n + unit * kUnit;
-    const int64_t left = std::max<int64_t>(0, to.n - unit * kUnit);
+    const float* x = source + unit * kUnit;
     alignas(64) float padded[kUnit];
-    if (left < kUnit) {
-      std::fill_n(std::copy_n(x, left, padded), kUnit - left, 0.0f);
+    if (to.is_twice() || span - unit * kUnit < kUnit) {
+      for (int64_t i = 0; i < kUnit; ++i) {
+        const int64_t at = unit * kUnit + i;
+        padded[i] = at < span ? source[at < to.n ? at : at - to.n] : 0.0f;
+      }
       x = padded;
     }
     Int part[kParts][4];
     alignas(64) float s[16] = {};
     quantize_unit<kParts>(x, part, s);
+    store_sums<kParts>(part, s, to.sums.data()[token * to.units + unit]);
     uint8_t* q = to.q.data() + token * to.q_stride() + unit * 256 * kParts;
     Lanes* lanes = to.lanes.data() + token * to.lane_stride() + unit * kAccs;
     for (int a = 0; a < kAccs; ++a) {
-      Int sum[kParts] = {};
       for (int v = a * kPerAcc; v < (a + 1) * kPerAcc; ++v) {
         const Int index = load(tables.element[v]);
         for (int k = 0; k < kParts; ++k) {
-          const Int b = pick(part[k], index);
-          _mm512_storeu_si512(q + 64 * (kParts * v + k), b);
-          sum[k] = dot(sum[k], b, ones);
+          _mm512_store_si512(q + 64 * (kParts * v + k), pick(part[k], index));
         }
       }
-      const Float scale = _mm512_permutexvar_ps(load(tables.group[a]), _mm512_load_ps(s));
-      Float v = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[kParts - 1], bias));
-      for (int k = kParts - 2; k >= 0; --k) {
-        v = _mm512_fmadd_ps(v, _mm512_set1_ps(128.0f), _mm512_cvtepi32_ps(sum[k]));
-      }
-      _mm512_storeu_ps(lanes[a].scale, scale);
-      _mm512_storeu_ps(lanes[a].sum, _mm512_mul_ps(v, scale));
+      _mm512_store_ps(lanes[a].scale,
+                      _mm512_permutexvar_ps(load(tables.group[a]), _mm512_load_ps(s)));
     }
   }
 }
@@ -117,7 +130,11 @@ void pack_in(Packed& to, int64_t token) {
   }
 }
 void pack(Packed& to, int64_t token) {
-  to.parts == 3 ? pack_in<3>(to, token) : pack_in<2>(to, token);
+  switch (to.parts) {
+    case 1: return pack_in<1>(to, token);
+    case 2: return pack_in<2>(to, token);
+    default: return pack_in<3>(to, token);
+  }
 }
 
 }  // namespace

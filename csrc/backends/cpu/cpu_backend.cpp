@@ -87,12 +87,13 @@ class CpuMemory final : public DeviceMemory {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Config& config, const Weights& weights, int threads)
+  CpuBackend(const Config& config, const Weights& weights, int threads, Activations activations)
       : config_(config),
         weights_(weights),
         small_(config, weights),
         pool_(threads),
         kernels_(cpu::kernels()),
+        parts_(static_cast<int>(activations)),
         thread_floats_(static_cast<size_t>(pool_.size())) {}
 
   const char* name() const override { return "cpu"; }
@@ -106,7 +107,7 @@ class CpuBackend final : public Backend {
     pool_.set_poll(poll);
     packs_.clear();
     const cpu::Context c{config_, weights_, small_, graph, run,
-                         pool_, kernels_, packs_, rope_, thread_floats_};
+                         pool_, kernels_, packs_, rope_, thread_floats_, parts_};
     auto segment = graph.segments.begin();
     for (int32_t i = 0; i < static_cast<int32_t>(graph.ops.size()); ++i) {
       if (segment != graph.segments.end() && i == segment->signal) {
@@ -200,6 +201,7 @@ class CpuBackend final : public Backend {
   cpu::SmallTensors small_;
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
+  int parts_;
   cpu::PackCache packs_;
   cpu::RopeTable rope_;
   std::vector<std::vector<float>> thread_floats_;
@@ -212,7 +214,7 @@ class CpuBackend final : public Backend {
 std::unique_ptr<Backend> make_cpu_backend(const Config& config, const Weights& weights,
                                           const CpuOptions& options) {
   const int threads = options.threads > 0 ? options.threads : machine_cores();
-  return std::make_unique<CpuBackend>(config, weights, threads);
+  return std::make_unique<CpuBackend>(config, weights, threads, options.activations);
 }
 
 }  // namespace esker

@@ -10,8 +10,14 @@
 
 namespace esker {
 
+// How finely the matrix products read their activations: bytes a value (packed.h). Exact is the
+// default: with less, routings and choices of blocks that nearly tie fall out otherwise now and then.
+// Products that decide directly always read them exactly.
+enum class Activations : int { kCoarse = 1, kFine = 2, kExact = 3 };
+
 struct CpuOptions {
   int threads = 0;  // 0: one per available core
+  Activations activations = Activations::kExact;
 };
 
 // `config` and `weights` must outlive the backend.

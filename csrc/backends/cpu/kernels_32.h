@@ -375,7 +375,11 @@ void rows_in(const RowsCall& c) {
 }
 template <class T>
 void rows(const RowsCall& c) {
-  c.x->parts == 3 ? rows_in<T, 3>(c) : rows_in<T, 2>(c);
+  switch (c.x->parts) {
+    case 1: return rows_in<T, 1>(c);
+    case 2: return rows_in<T, 2>(c);
+    default: return rows_in<T, 3>(c);
+  }
 }
 
 // ---- Float types: read as they are.

@@ -2,182 +2,216 @@
 //
 // AVX-512 kernels (F, BW, VL, DQ, VNNI, VBMI, GFNI: Zen 4 and newer, Ice Lake and newer).
 //
-// One pattern: Type::unpack turns the blocks of a unit into four vectors of signed bytes and a scale
-// a lane; one loop multiplies them with packed activations of several tokens.
+// One pattern: Type::unpack turns the blocks of a unit into four vectors of unsigned bytes and a scale
+// a lane. For up to four tokens one loop multiplies them as they come; for more, a panel of rows is
+// unpacked once for all tokens (avx512_panel.h).
 #include "backends/cpu/kernels.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__GFNI__)
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "backends/cpu/avx512_grids.h"
 #include "backends/cpu/avx512_pack.h"
+#include "backends/cpu/avx512_panel.h"
 #include "backends/cpu/avx512_unpack.h"
 
 namespace esker::cpu {
 namespace {
 
-// 8 KB ahead hides the memory's latency; nearer costs up to 15 %, farther gains nothing.
-constexpr int64_t kPrefetchBytes = 8192;
-
-// ---- The one loop.
+// ---- Few tokens: a row at a time.
 
 template <class T>
 struct Shape {
-  static constexpr int kAccs = order_accumulators(T::kOrder) * T::kUnits;  // of one step
-  static constexpr int kVectors = 4 * T::kUnits;
-  static constexpr int kPerAcc = kVectors / kAccs;
+  static constexpr int kUnitAccs = order_accumulators(T::kOrder), kAccs = kUnitAccs * T::kUnits;
+  static constexpr int kVectors = 4 * T::kUnits, kPerAcc = kVectors / kAccs;
+  static constexpr int64_t kAccValues = kUnit / kUnitAccs;
+  static constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
 };
 
-// What a step of a row unpacks to.
-template <class T>
-struct Unpacked {
-  Int w[Shape<T>::kVectors];
-  Int start[Shape<T>::kAccs];  // of the highest part's sums: minus 128 times the sum of the weights
-  Float scale[Shape<T>::kAccs];
-  Float mins[Shape<T>::kAccs];
-
-  inline void read(const uint8_t* block) {
-    using S = Shape<T>;
-    T::unpack(block, w, scale, mins);
-    for (int a = 0; a < S::kAccs; ++a) {
-      Int sum = _mm512_setzero_si512();
-      for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) sum = dot(sum, bytes(128), w[v]);
-      start[a] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-    }
-  }
-};
-
-// Adds accumulator a of a step to the sums of kRows rows for one token: the token's bytes are loaded
-// once for all rows. `stride` apart: the sums of a row.
-template <class T, int kParts, int kRows>
-inline void add_step(Float* acc, int stride, const Unpacked<T>* rows, int a, const uint8_t* q,
-                     const Lanes& lanes) {
-  using S = Shape<T>;
-  Int low[kRows], middle[kRows], high[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    low[r] = middle[r] = _mm512_setzero_si512();
-    high[r] = rows[r].start[a];
-  }
-  for (int v = a * S::kPerAcc; v < (a + 1) * S::kPerAcc; ++v) {
-    const uint8_t* x = q + 64 * kParts * v;
-    const Int x_low = load(x), x_high = load(x + 64 * (kParts - 1));
-    for (int r = 0; r < kRows; ++r) low[r] = dot(low[r], x_low, rows[r].w[v]);
-    if (kParts == 3) {
-      const Int x_middle = load(x + 64);
-      for (int r = 0; r < kRows; ++r) middle[r] = dot(middle[r], x_middle, rows[r].w[v]);
-    }
-    for (int r = 0; r < kRows; ++r) high[r] = dot(high[r], x_high, rows[r].w[v]);
-  }
-  const Float x_scale = _mm512_loadu_ps(lanes.scale);
-  for (int r = 0; r < kRows; ++r) {
-    Float value;
-    if (kParts == 3) {
-      const Int lower = _mm512_add_epi32(low[r], _mm512_slli_epi32(middle[r], 7));
-      value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r]), _mm512_set1_ps(16384.0f),
-                              _mm512_cvtepi32_ps(lower));
-    } else {
-      value = _mm512_cvtepi32_ps(_mm512_add_epi32(low[r], _mm512_slli_epi32(high[r], 7)));
-    }
-    Float& sum = acc[r * stride];
-    sum = _mm512_fmadd_ps(value, _mm512_mul_ps(rows[r].scale[a], x_scale), sum);
-    if (T::kMins) sum = _mm512_fnmadd_ps(_mm512_loadu_ps(lanes.sum), rows[r].mins[a], sum);
-  }
-}
-
-// kTokens vectors from `first` on, kRows rows at a time, all rows but a last n_rows % kRows: returns
-// how many rows it did from `row` on.
-template <class T, int kParts, int kTokens, int kRows>
-int64_t rows_of(const RowsCall& c, int64_t first, int64_t row) {
-  using S = Shape<T>;
-  const Packed& x = *c.x;
-  constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
-  constexpr int64_t kStepQ = 256 * kParts * T::kUnits, kStepLanes = S::kAccs;
-  const uint8_t* q[kTokens];
-  const Lanes* lanes[kTokens];
-  float* y[kTokens];
-  for (int t = 0; t < kTokens; ++t) {
-    const int64_t v = c.vector(first + t);
-    q[t] = x.q.data() + v * x.q_stride();
-    lanes[t] = x.lanes.data() + v * x.lane_stride();
-    y[t] = c.y + c.place(first + t) * c.y_stride;
-  }
-  const int64_t row_bytes = static_cast<int64_t>(c.row_bytes);
-  const int64_t whole = row_bytes / kStepBytes, rest = row_bytes % kStepBytes;
-  const uint8_t* end = c.w + c.n_rows * row_bytes;
-  int64_t r = row;
-  for (; r + kRows <= c.n_rows; r += kRows) {
-    const uint8_t* p = c.w + r * row_bytes;
-    Float acc[kRows * kTokens];
-    for (Float& sum : acc) sum = _mm512_setzero_ps();
-    const auto step = [&](const uint8_t* const* block, int64_t s) __attribute__((always_inline)) {
-      Unpacked<T> rows[kRows];
-      for (int i = 0; i < kRows; ++i) rows[i].read(block[i]);
-      for (int a = 0; a < S::kAccs; ++a) {
-        for (int t = 0; t < kTokens; ++t) {
-          add_step<T, kParts, kRows>(acc + t, kTokens, rows, a, q[t] + s * kStepQ,
-                                     lanes[t][s * kStepLanes + a]);
-        }
-      }
-    };
-    const uint8_t* block[kRows];
-    for (int64_t s = 0; s < whole; ++s) {
-      for (int i = 0; i < kRows; ++i) {
-        block[i] = p + i * row_bytes + s * kStepBytes;
-        for (int64_t line = 0; line < kStepBytes; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(block[i] + kPrefetchBytes + line), _MM_HINT_T0);
-        }
-      }
-      step(block, s);
-    }
-    if (rest != 0) {
-      // A row that is no whole number of steps. What follows it meets activations of zero, so it may
-      // be the next rows; at the end of the matrix it is a copy's zeros.
-      alignas(64) uint8_t last[kRows][kStepBytes];
-      for (int i = 0; i < kRows; ++i) {
-        block[i] = p + i * row_bytes + whole * kStepBytes;
-        if (end - block[i] >= kStepBytes) continue;
-        std::memset(last[i], 0, sizeof last[i]);
-        std::memcpy(last[i], block[i], static_cast<size_t>(rest));
-        block[i] = last[i];
-      }
-      step(block, whole);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      for (int t = 0; t < kTokens; ++t) y[t][r + i] = _mm512_reduce_add_ps(acc[i * kTokens + t]);
-    }
-  }
-  return r - row;
-}
-
-// From RAM one row at a time, as one stream: rows side by side defeat the hardware prefetcher. With
-// several tokens the arithmetic is the limit, and two rows share the loads of the activations; types
-// of two units a step have no registers left for that.
+// From RAM one row at a time, as one stream: rows side by side defeat the hardware prefetcher.
 template <class T, int kParts, int kTokens>
-void tokens_of(const RowsCall& c, int64_t first) {
-  constexpr int kRows = kTokens == 1 || T::kUnits == 2 ? 1 : 2;
-  const int64_t done = rows_of<T, kParts, kTokens, kRows>(c, first, 0);
-  if (done < c.n_rows) rows_of<T, kParts, kTokens, 1>(c, first, done);
+class RowLoop {
+ public:
+  RowLoop(const RowsCall& c, int64_t first) : c_(c) {
+    const Packed& x = *c.x;
+    for (int t = 0; t < kTokens; ++t) {
+      const int64_t v = c.vector(first + t);
+      q_[t] = x.q.data() + v * x.q_stride();
+      lanes_[t] = x.lanes.data() + v * x.lane_stride();
+      x_sums_[t] = x.sums.data() + v * x.units;
+      y_[t] = c.y + c.place(first + t) * c.y_stride;
+    }
+  }
+
+  void run() {
+    const int64_t row_bytes = static_cast<int64_t>(c_.row_bytes);
+    const uint8_t* const end = c_.w + c_.n_rows * row_bytes;
+    const int64_t whole = row_bytes / S::kStepBytes, rest = row_bytes % S::kStepBytes;
+    const int64_t values = c_.x->n - whole * kUnit * T::kUnits;  // of the rest
+    const bool copies = values % S::kAccValues != 0;
+    for (int64_t r = 0; r < c_.n_rows; ++r) {
+      const uint8_t* p = c_.w + r * row_bytes;
+      clear();
+      for (int64_t s = 0; s < whole; ++s, p += S::kStepBytes) {
+        prefetch(p);
+        step<S::kAccs>(sums_, p, s);
+      }
+      if (rest != 0) {
+        alignas(64) uint8_t last[S::kStepBytes];
+        p = whole_step(p, copies ? p : end, rest, last);
+        switch ((values + S::kAccValues - 1) / S::kAccValues) {
+          case 1: step<1>(sums_, p, whole); break;
+          case 2: step<std::min(2, S::kAccs)>(sums_, p, whole); break;
+          case 3: step<std::min(3, S::kAccs)>(sums_, p, whole); break;
+          default: step<S::kAccs>(sums_, p, whole);
+        }
+      }
+      store(r);
+    }
+  }
+
+  // Rows of half a unit more than whole ones (Packed::is_twice), two at a time: lanes 0..7 of the unit
+  // in the middle are the first's.
+  void run_pairs() {
+    static_assert(S::kAccs == 1);
+    const int64_t row_bytes = static_cast<int64_t>(c_.row_bytes);
+    const uint8_t* const end = c_.w + c_.n_rows * row_bytes;
+    const int64_t whole = row_bytes / S::kStepBytes, rest = row_bytes % S::kStepBytes;
+    for (int64_t r = 0; r < c_.n_rows; r += 2) {
+      const bool two = r + 1 < c_.n_rows;
+      const uint8_t* p = c_.w + r * row_bytes;
+      clear();
+      for (int64_t s = 0; s < whole; ++s, p += S::kStepBytes) {
+        prefetch(p);
+        step<S::kAccs>(sums_, p, s);
+      }
+      alignas(64) uint8_t last[S::kStepBytes];
+      Float middle[kTokens];
+      for (Float& sum : middle) sum = _mm512_setzero_ps();
+      prefetch(p);
+      step<1>(middle, whole_step(p, two ? p + S::kStepBytes : end, rest, last), whole);
+      for (int t = 0; t < kTokens; ++t) {
+        sums_[t] = _mm512_mask_add_ps(sums_[t], 0x00ff, sums_[t], middle[t]);
+      }
+      store(r);
+      if (!two) break;
+      for (int t = 0; t < kTokens; ++t) sums_[t] = _mm512_maskz_mov_ps(0xff00, middle[t]);
+      p += S::kStepBytes;
+      for (int64_t s = whole + 1; s < 2 * whole + 1; ++s, p += S::kStepBytes) {
+        prefetch(p);
+        step<1>(sums_, p, s);
+      }
+      store(r + 1);
+    }
+  }
+
+ private:
+  using S = Shape<T>;
+
+  static void prefetch(const uint8_t* p) {
+    for (int64_t line = 0; line < S::kStepBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + line), _MM_HINT_T0);
+    }
+  }
+
+  // A step whose first `rest` bytes are the row's: where they stand if all of it may be read, else a
+  // copy in `last` with zeros behind.
+  static const uint8_t* whole_step(const uint8_t* p, const uint8_t* end, int64_t rest, uint8_t* last) {
+    if (end - p >= S::kStepBytes) return p;
+    std::memset(last, 0, S::kStepBytes);
+    std::memcpy(last, p, static_cast<size_t>(rest));
+    return last;
+  }
+
+  void clear() {
+    for (Float& sum : sums_) sum = _mm512_setzero_ps();
+  }
+  void store(int64_t row) {
+    for (int t = 0; t < kTokens; ++t) y_[t][row] = _mm512_reduce_add_ps(sums_[t]);
+  }
+
+  // Adds the first kLive accumulators of step s.
+  template <int kLive>
+  [[gnu::always_inline]] void step(Float* sums, const uint8_t* block, int64_t s) {
+    Int u[S::kVectors];
+    Float scale[S::kAccs], mins[T::kUnits];
+    T::unpack(block, u, scale, mins);
+    for (int t = 0; t < kTokens; ++t) {
+      for (int a = 0; a < kLive; ++a) {
+        const uint8_t* x = q_[t] + 64 * kParts * (s * S::kVectors + a * S::kPerAcc);
+        Int sum[kParts];
+        for (Int& part : sum) part = _mm512_setzero_si512();
+        for (int v = 0; v < S::kPerAcc; ++v) {
+          for (int k = 0; k < kParts; ++k) {
+            sum[k] = dot(sum[k], u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
+          }
+        }
+        Float value = _mm512_mul_ps(part_values<kParts>(sum),
+                                    _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
+        if (S::kUnitAccs == 1) {  // a lane has 16 consecutive values
+          value = _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
+                                   _mm512_set1_ps(T::kOffset), value);
+        }
+        sums[t] = _mm512_fmadd_ps(value, scale[a], sums[t]);
+      }
+      if (S::kUnitAccs > 1) {
+        const UnitSums& of = x_sums_[t][s];
+        sums[t] = _mm512_fnmadd_ps(_mm512_load_ps(T::kGroup == 16 ? of.of_16 : of.of_32), mins[0],
+                                   sums[t]);
+      }
+    }
+  }
+
+  const RowsCall& c_;
+  const uint8_t* q_[kTokens];
+  const Lanes* lanes_[kTokens];
+  const UnitSums* x_sums_[kTokens];
+  float* y_[kTokens];
+  Float sums_[kTokens];
+};
+
+template <class T, int kParts, int kTokens>
+void few_tokens(const RowsCall& c) {
+  RowLoop<T, kParts, kTokens> loop(c, 0);
+  if constexpr (std::is_same_v<T, Q2_0>) {
+    if (c.x->is_twice()) return loop.run_pairs();
+  }
+  loop.run();
+}
+
+// Where a token costs one accumulator a unit, the rows stay ahead of the panels a little longer.
+template <class T, int kParts, int kTokens>
+void some_tokens(const RowsCall& c) {
+  if constexpr (Shape<T>::kUnitAccs == 1) {
+    few_tokens<T, kParts, kTokens>(c);
+  } else {
+    panels<T, kParts>(c);
+  }
 }
 
 template <class T, int kParts>
 void rows_in(const RowsCall& c) {
-  int64_t t = 0;
-  if (T::kUnits == 2) {
-    for (; t + 8 <= c.tokens; t += 8) tokens_of<T, kParts, 8>(c, t);
-  }
-  for (; t + 4 <= c.tokens; t += 4) tokens_of<T, kParts, 4>(c, t);
-  switch (c.tokens - t) {
-    case 3: return tokens_of<T, kParts, 3>(c, t);
-    case 2: return tokens_of<T, kParts, 2>(c, t);
-    case 1: return tokens_of<T, kParts, 1>(c, t);
-    default: return;
+  switch (c.tokens) {
+    case 0: return;
+    case 1: return few_tokens<T, kParts, 1>(c);
+    case 2: return few_tokens<T, kParts, 2>(c);
+    case 3: return few_tokens<T, kParts, 3>(c);
+    case 4: return few_tokens<T, kParts, 4>(c);
+    case 5: return some_tokens<T, kParts, 5>(c);
+    case 6: return some_tokens<T, kParts, 6>(c);
+    default: return panels<T, kParts>(c);
   }
 }
 template <class T>
 void rows(const RowsCall& c) {
-  c.x->parts == 3 ? rows_in<T, 3>(c) : rows_in<T, 2>(c);
+  switch (c.x->parts) {
+    case 1: return rows_in<T, 1>(c);
+    case 2: return rows_in<T, 2>(c);
+    default: return rows_in<T, 3>(c);
+  }
 }
 
 // ---- Float types: read as they are.

@@ -41,8 +41,9 @@ class PackCache {
  public:
   // At the start of a run.
   void clear();
-  // Of the op's rows of a buffer whose vectors have n values. Valid until four others were wanted.
-  const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int64_t n);
+  // Of the op's rows of a buffer whose vectors have n values, `parts` bytes a value. Valid until four
+  // others were wanted.
+  const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int parts, int64_t n);
   // For the routed experts' activations, whose values change from round to round.
   Packed& experts() { return experts_; }
 
@@ -79,6 +80,7 @@ struct Context {
   PackCache& packs;
   RopeTable& rope;
   std::vector<std::vector<float>>& thread_floats;  // scratch of each thread, grown by reserve()
+  int parts;  // bytes an activation, where nothing is decided
 
   int64_t rows(const Op& op) const {
     return op.rows == Rows::kAll ? run.n_tokens : run.n_logit_rows;

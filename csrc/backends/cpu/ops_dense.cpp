@@ -3,6 +3,7 @@
 // Embedding rows, matrix products and the shared expert's activation.
 #include <algorithm>
 
+#include "backends/cpu/cpu_backend.h"
 #include "backends/cpu/math.h"
 #include "backends/cpu/ops.h"
 #include "formats/quants.h"
@@ -10,10 +11,15 @@
 namespace esker::cpu {
 namespace {
 
-// Rows of a part: about 64 KB, which hides the claim of a part and stays in the L2 cache while it is
-// used for all tokens of a prompt.
-int64_t row_grain(uint64_t row_bytes) {
-  return std::clamp<int64_t>(65536 / static_cast<int64_t>(row_bytes), 1, 64);
+// Rows of a part: about 64 KB, which hides the claim of a part; with many tokens whole panels of rows.
+int64_t row_grain(uint64_t row_bytes, int64_t tokens) {
+  const int64_t rows = std::clamp<int64_t>(65536 / static_cast<int64_t>(row_bytes), 1, 64);
+  return tokens == 1 ? rows : (rows + 31) / 32 * 32;
+}
+
+// Whether a small error of the product may choose another expert or another block.
+bool decides(Role role) {
+  return role == Role::kRouter || role == Role::kIndexQ || role == Role::kIndexK;
 }
 
 }  // namespace
@@ -22,14 +28,15 @@ void PackCache::clear() {
   for (Entry& e : entries_) e.id = kNoBuffer;
 }
 
-const Packed& PackCache::get(const Context& c, const Op& op, BufferId id, Order order, int64_t n) {
+const Packed& PackCache::get(const Context& c, const Op& op, BufferId id, Order order, int parts,
+                             int64_t n) {
   for (const Entry& e : entries_) {
-    if (e.id == id && e.packed.order == order) return e.packed;
+    if (e.id == id && e.packed.order == order && e.packed.parts == parts) return e.packed;
   }
   Entry& e = entries_[next_];
   next_ = (next_ + 1) % entries_.size();
   e.id = id;
-  e.packed.resize(order, n, c.run.n_tokens);
+  e.packed.resize(order, parts, n, c.run.n_tokens);
   e.packed.x = c.floats(id);
   if (order == Order::kFloat) return e.packed;
   const int64_t first = c.first_row(op);
@@ -57,9 +64,10 @@ void matmul(const Context& c, const Op& op) {
   const Weight& w = c.weight(op.w[0]);
   const int64_t n_out = c.width(op.out[0]), t0 = c.first_row(op), t1 = c.run.n_tokens;
   const TypeKernel& kernel = c.kernels.of(w.type);
-  const Packed& x = c.packs.get(c, op, op.in[0], kernel.order, static_cast<int64_t>(w.cols));
+  const int parts = decides(op.w[0].role) ? static_cast<int>(Activations::kExact) : c.parts;
+  const Packed& x = c.packs.get(c, op, op.in[0], kernel.order, parts, static_cast<int64_t>(w.cols));
   float* y = c.floats(op.out[0]);
-  c.pool.parallel_for(n_out, row_grain(w.row_bytes()), [&](int64_t begin, int64_t end, int) {
+  c.pool.parallel_for(n_out, row_grain(w.row_bytes(), t1 - t0), [&](int64_t begin, int64_t end, int) {
     kernel.rows({.w = w.data + static_cast<uint64_t>(begin) * w.row_bytes(),
                  .row_bytes = w.row_bytes(),
                  .n_rows = end - begin,

@@ -60,8 +60,8 @@ void gate_and_up(const Context& c, const Op& op, const Plan& plan) {
   const int64_t d = c.config.d_model, f = c.config.d_expert, parts = (f + kRows - 1) / kRows;
   const TypeKernel& gate = c.kernels.of(layout.gate_type);
   const TypeKernel& up = c.kernels.of(layout.up_type);
-  const Packed& x_gate = c.packs.get(c, op, op.in[0], gate.order, d);
-  const Packed& x_up = c.packs.get(c, op, op.in[0], up.order, d);
+  const Packed& x_gate = c.packs.get(c, op, op.in[0], gate.order, c.parts, d);
+  const Packed& x_up = c.packs.get(c, op, op.in[0], up.order, c.parts, d);
   float* h = c.floats(op.out[1]);
   c.reserve(2 * kRows * plan.most);
   const int64_t n = static_cast<int64_t>(plan.records.size()) * parts;
@@ -99,7 +99,7 @@ void down(const Context& c, const Op& op, const Plan& plan, bool clear) {
   const int64_t rows = plan.most <= 4 ? 256 : 32;
   const TypeKernel& kernel = c.kernels.of(layout.down_type);
   Packed& h = c.packs.experts();
-  h.resize(kernel.order, f, int64_t{c.run.n_tokens} * c.config.n_expert_used);
+  h.resize(kernel.order, c.parts, f, int64_t{c.run.n_tokens} * c.config.n_expert_used);
   h.x = c.floats(op.out[1]);
   if (kernel.order != Order::kFloat) {
     c.pool.parallel_for(static_cast<int64_t>(plan.picks.size()), 8,

@@ -96,7 +96,7 @@ inline void pack_32(Packed& to, int64_t token) {
   if (to.order == Order::kFloat) return;
   const Order order = to.order;
   const PackTables tables = pack_tables(order);
-  const float top_value = to.parts == 3 ? 127.0f * 16384.0f : 127.0f * 128.0f;
+  const float top_value = 127.0f * static_cast<float>(1 << 7 * (to.parts - 1));
   for (int64_t unit = 0; unit < to.units; ++unit) {
     const float* x = to.x + token * to.n + unit * kUnit;
     const int64_t left = to.n - unit * kUnit;

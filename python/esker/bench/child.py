@@ -85,6 +85,7 @@ def run_text(job: Job, tell: Tell) -> None:
     plan = model.plan
     settings = {
         "threads": job["options"]["threads"],
+        "activations": model.activations,
         "context": plan["context"],
         "chunk": plan["chunk"],
         "arena_bytes": plan["arena_bytes"],
