@@ -227,54 +227,73 @@ inline Float load_floats(const uint8_t* p) {
   }
 }
 
-template <WeightType kType, int kTokens>
-void float_rows_of(const RowsCall& c, int64_t first) {
+// kRows rows at a time from `row` on, but for a last n_rows % kRows; returns the first row left.
+template <WeightType kType, int kTokens, int kRows>
+int64_t float_rows_of(const RowsCall& c, int64_t first, int64_t row) {
   constexpr int64_t kBytes = kType == WeightType::kF32 ? 4 : 2;
-  const int64_t n = c.x->n;
+  const int64_t n = c.x->n, row_bytes = static_cast<int64_t>(c.row_bytes);
   const float* x[kTokens];
   float* y[kTokens];
   for (int t = 0; t < kTokens; ++t) {
     x[t] = c.x->x + c.vector(first + t) * n;
     y[t] = c.y + c.place(first + t) * c.y_stride;
   }
-  for (int64_t r = 0; r < c.n_rows; ++r) {
-    const uint8_t* p = c.w + static_cast<uint64_t>(r) * c.row_bytes;
-    Float acc[kTokens][2];
-    for (auto& a : acc) a[0] = a[1] = _mm512_setzero_ps();
+  for (; row + kRows <= c.n_rows; row += kRows) {
+    const uint8_t* p = c.w + row * row_bytes;
+    Float acc[kRows][kTokens][2];
+    for (auto& of_row : acc) {
+      for (auto& a : of_row) a[0] = a[1] = _mm512_setzero_ps();
+    }
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + i * kBytes + kPrefetchBytes), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(p + i * kBytes + kPrefetchBytes + 64), _MM_HINT_T0);
-      const Float w0 = load_floats<kType>(p + i * kBytes);
-      const Float w1 = load_floats<kType>(p + (i + 16) * kBytes);
+      Float w[kRows][2];
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* at = p + r * row_bytes + i * kBytes;
+        _mm_prefetch(reinterpret_cast<const char*>(at + kPrefetchBytes), _MM_HINT_T0);
+        if (kBytes == 4) {
+          _mm_prefetch(reinterpret_cast<const char*>(at + kPrefetchBytes + 64), _MM_HINT_T0);
+        }
+        w[r][0] = load_floats<kType>(at);
+        w[r][1] = load_floats<kType>(at + 16 * kBytes);
+      }
       for (int t = 0; t < kTokens; ++t) {
-        acc[t][0] = _mm512_fmadd_ps(w0, _mm512_loadu_ps(x[t] + i), acc[t][0]);
-        acc[t][1] = _mm512_fmadd_ps(w1, _mm512_loadu_ps(x[t] + i + 16), acc[t][1]);
+        const Float x0 = _mm512_loadu_ps(x[t] + i), x1 = _mm512_loadu_ps(x[t] + i + 16);
+        for (int r = 0; r < kRows; ++r) {
+          acc[r][t][0] = _mm512_fmadd_ps(w[r][0], x0, acc[r][t][0]);
+          acc[r][t][1] = _mm512_fmadd_ps(w[r][1], x1, acc[r][t][1]);
+        }
       }
     }
-    alignas(64) float tail[16] = {};
     for (; i < n; i += 16) {
       const int64_t left = std::min<int64_t>(16, n - i);
-      alignas(64) uint8_t bytes_left[64] = {};
-      std::memcpy(bytes_left, p + i * kBytes, static_cast<size_t>(left * kBytes));
-      const Float w0 = load_floats<kType>(bytes_left);
-      for (int t = 0; t < kTokens; ++t) {
-        std::memcpy(tail, x[t] + i, static_cast<size_t>(left) * sizeof(float));
-        acc[t][0] = _mm512_fmadd_ps(w0, _mm512_load_ps(tail), acc[t][0]);
+      const __mmask16 live = static_cast<__mmask16>((1u << left) - 1);
+      for (int r = 0; r < kRows; ++r) {
+        alignas(64) uint8_t bytes_left[64] = {};
+        std::memcpy(bytes_left, p + r * row_bytes + i * kBytes, static_cast<size_t>(left * kBytes));
+        const Float w = load_floats<kType>(bytes_left);
+        for (int t = 0; t < kTokens; ++t) {
+          acc[r][t][0] =
+              _mm512_fmadd_ps(w, _mm512_maskz_loadu_ps(live, x[t] + i), acc[r][t][0]);
+        }
       }
     }
-    for (int t = 0; t < kTokens; ++t) {
-      y[t][r] = _mm512_reduce_add_ps(_mm512_add_ps(acc[t][0], acc[t][1]));
+    for (int r = 0; r < kRows; ++r) {
+      for (int t = 0; t < kTokens; ++t) {
+        y[t][row + r] = _mm512_reduce_add_ps(_mm512_add_ps(acc[r][t][0], acc[r][t][1]));
+      }
     }
   }
+  return row;
 }
 
+// One token: rows as one stream. More: two rows share the loads of four tokens' values.
 template <WeightType kType>
 void float_rows(const RowsCall& c) {
   int64_t t = 0;
-  for (; t + 8 <= c.tokens; t += 8) float_rows_of<kType, 8>(c, t);
-  for (; t + 2 <= c.tokens; t += 2) float_rows_of<kType, 2>(c, t);
-  for (; t < c.tokens; ++t) float_rows_of<kType, 1>(c, t);
+  for (; t + 4 <= c.tokens; t += 4) {
+    float_rows_of<kType, 4, 1>(c, t, float_rows_of<kType, 4, 2>(c, t, 0));
+  }
+  for (; t < c.tokens; ++t) float_rows_of<kType, 1, 1>(c, t, 0);
 }
 
 template <class T>
