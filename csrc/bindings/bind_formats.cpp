@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "backends/cpu/cpu_backend.h"
 #include "base/error.h"
 #include "base/machine.h"
 #include "bindings/bindings.h"
@@ -195,11 +196,12 @@ void bind_formats(nb::module_& m) {
         const MachineMemory memory = machine_memory();
         nb::dict d;
         d["cores"] = machine_cores();
+        d["instruction_set"] = cpu_instruction_set();
         d["memory_total_bytes"] = memory.total_bytes;
         d["memory_available_bytes"] = memory.available_bytes;
         return d;
       },
-      "Cores and memory this process may use.");
+      "Cores, instruction set of the kernels, and memory this process may use.");
 }
 
 }  // namespace esker::python

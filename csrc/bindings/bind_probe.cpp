@@ -20,9 +20,10 @@ WeightType type_named(const std::string& name) {
 }
 
 nb::dict matmul(const std::string& type, uint64_t rows, uint64_t cols, uint32_t tokens,
-                uint32_t copies, uint32_t repeats, int threads) {
+                uint32_t copies, uint32_t repeats, int threads, int activation_bytes) {
   const MatmulProbe probe{.type = type_named(type), .rows = rows, .cols = cols, .tokens = tokens,
-                          .copies = copies, .repeats = repeats, .threads = threads};
+                          .copies = copies, .repeats = repeats, .threads = threads,
+                          .activations = static_cast<Activations>(activation_bytes)};
   MatmulTimes times;
   {
     const nb::gil_scoped_release no_gil;
@@ -59,6 +60,7 @@ nb::dict disk(const std::string& path, uint64_t read_bytes, uint32_t depth, uint
 void bind_probe(nb::module_& m) {
   m.def("probe_matmul", &matmul, nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         nb::arg("tokens") = 1, nb::arg("copies") = 1, nb::arg("repeats") = 1, nb::arg("threads") = 0,
+        nb::arg("activation_bytes") = static_cast<int>(Activations::kExact),
         "Times matrix products of a weight type through the CPU backend, a plain read of all copies"
         " after each pass over them.");
   m.def("probe_read", &read, nb::arg("bytes"), nb::arg("repeats") = 1, nb::arg("threads") = 0,

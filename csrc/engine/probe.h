@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "abi/weight_types.h"
+#include "backends/cpu/cpu_backend.h"
 #include "graph/backend.h"
 
 namespace esker {
@@ -24,6 +25,7 @@ struct MatmulProbe {
   uint32_t copies = 1;          // different matrices, used in turn: together larger than the caches
   uint32_t repeats = 1;         // passes over all copies
   int threads = 0;              // 0: one per available core
+  Activations activations = Activations::kExact;
 };
 
 struct MatmulTimes {

@@ -92,6 +92,7 @@ def probe_matmul(
     copies: int = 1,
     repeats: int = 1,
     threads: int = 0,
+    activation_bytes: int = 3,
 ) -> dict[str, Any]: ...
 def probe_read(bytes: int, repeats: int = 1, threads: int = 0) -> list[int]: ...
 def probe_disk(

@@ -211,6 +211,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
+const char* cpu_instruction_set() { return cpu::kernels().isa; }
+
 std::unique_ptr<Backend> make_cpu_backend(const Config& config, const Weights& weights,
                                           const CpuOptions& options) {
   const int threads = options.threads > 0 ? options.threads : machine_cores();

@@ -20,6 +20,9 @@ struct CpuOptions {
   Activations activations = Activations::kExact;
 };
 
+// The kernels in use: "avx512", "avx2", "neon" or "scalar". Throws as kernels() does.
+const char* cpu_instruction_set();
+
 // `config` and `weights` must outlive the backend.
 std::unique_ptr<Backend> make_cpu_backend(const Config& config, const Weights& weights,
                                           const CpuOptions& options);

@@ -234,6 +234,7 @@ def ops_case(setup: Setup, shapes: Sequence[dict[str, Any]], tokens: int, size: 
         "tokens": tokens,
         "passes": 1 if setup.quick else OPS_PASSES,
         "threads": setup.threads,
+        "activations": setup.options["activations"],
     }
     settings = {"copies_bytes": size, "tokens_at_once": tokens}
     side = Side("ops", esker_command(), job, False, None, settings, ("kernel", "read"))

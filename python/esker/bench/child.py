@@ -51,6 +51,7 @@ def main() -> int:
 def run_text(job: Job, tell: Tell) -> None:
     import numpy as np
 
+    from .. import _core
     from ..model import Model
 
     begin = time.perf_counter_ns()
@@ -86,6 +87,7 @@ def run_text(job: Job, tell: Tell) -> None:
     settings = {
         "threads": job["options"]["threads"],
         "activations": model.activations,
+        "instruction_set": _core.cpu_info()["instruction_set"],
         "context": plan["context"],
         "chunk": plan["chunk"],
         "arena_bytes": plan["arena_bytes"],
@@ -101,11 +103,17 @@ def run_text(job: Job, tell: Tell) -> None:
 def run_ops(job: Job, tell: Tell) -> None:
     """Every matrix shape, `passes` times: all copies once, then a plain read of the same bytes."""
     from .. import _core
+    from ..options import ACTIVATIONS
 
     samples: dict[str, list[dict[str, Any]]] = {"kernel": [], "read": []}
+    activations = job["activations"]
     for shape in job["shapes"]:
         rows, cols = shape["rows"], shape["cols"]
-        options = {"tokens": job["tokens"], "threads": job["threads"]}
+        options = {
+            "tokens": job["tokens"],
+            "threads": job["threads"],
+            "activation_bytes": ACTIVATIONS[activations],
+        }
         one = _core.probe_matmul(shape["type"], rows, cols, **options)  # tells its size
         copies = max(1, -(-job["copies_bytes"] // one["matrix_bytes"]))
         times = _core.probe_matmul(
@@ -119,7 +127,12 @@ def run_ops(job: Job, tell: Tell) -> None:
             samples["kernel"].append({**what, "ns": ns, "ops": copies})
         samples["read"] += [{**what, "ns": ns} for ns in times["read_ns"]]
         tell("progress", text=f"{shape['type']} {rows}x{cols}")
-    tell("done", samples=samples, settings={"threads": job["threads"]})
+    settings = {
+        "threads": job["threads"],
+        "activations": activations,
+        "instruction_set": _core.cpu_info()["instruction_set"],
+    }
+    tell("done", samples=samples, settings=settings)
 
 
 def run_disk(job: Job, tell: Tell) -> None:
