@@ -125,6 +125,8 @@ void pack_in(Packed& to, int64_t token) {
     case Order::kNatural: return pack_order<Order::kNatural, kParts>(to, token);
     case Order::kQuad: return pack_order<Order::kQuad, kParts>(to, token);
     case Order::kNibble32: return pack_order<Order::kNibble32, kParts>(to, token);
+    case Order::kNibble16: return pack_order<Order::kNibble16, kParts>(to, token);
+    case Order::kCrumb32: return pack_order<Order::kCrumb32, kParts>(to, token);
     case Order::kNibble64: return pack_order<Order::kNibble64, kParts>(to, token);
     default: return;
   }

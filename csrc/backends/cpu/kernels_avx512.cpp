@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "backends/cpu/avx512_grids.h"
+#include "backends/cpu/avx512_more.h"
 #include "backends/cpu/avx512_pack.h"
 #include "backends/cpu/avx512_panel.h"
 #include "backends/cpu/avx512_unpack.h"
@@ -311,6 +312,17 @@ Kernels make_kernels() {
   add<Nibble18<false>>(k, WeightType::kIQ4_NL);
   add<Nibble18<true>>(k, WeightType::kQ4_0);
   add<Q2_0>(k, WeightType::kQ2_0);
+  add<Nibble20<false, true>>(k, WeightType::kQ4_1);
+  add<Nibble20<true, false>>(k, WeightType::kQ5_0);
+  add<Nibble20<true, true>>(k, WeightType::kQ5_1);
+  add<Q2_K>(k, WeightType::kQ2_K);
+  add<Q3_K>(k, WeightType::kQ3_K);
+  add<TQ1_0>(k, WeightType::kTQ1_0);
+  add<TQ2_0>(k, WeightType::kTQ2_0);
+  add<MXFP4>(k, WeightType::kMXFP4);
+  add<NVFP4>(k, WeightType::kNVFP4);
+  add<IQ1_S>(k, WeightType::kIQ1_S);
+  add<IQ1_M>(k, WeightType::kIQ1_M);
   add<IQ3_S>(k, WeightType::kIQ3_S);
   add<IQ3_XXS>(k, WeightType::kIQ3_XXS);
   add<IQ2_S>(k, WeightType::kIQ2_S);

@@ -30,6 +30,8 @@ enum class Order : uint8_t {
   kNatural,   // 64 j + p                                          one vector an accumulator
   kQuad,      // 4 p + j                                           all four share one
   kNibble32,  // 128 (j/2) + 32 (p/16) + 16 (j&1) + p%16           two vectors an accumulator
+  kNibble16,  // 128 (j/2) + 16 (p/8) + 8 (j&1) + p%8              two vectors an accumulator
+  kCrumb32,   // 128 (p/32) + 32 j + p%32                          one vector an accumulator
   kNibble64,  // 128 (j/2) + 64 (p/32) + 32 (j&1) + p%32           one vector an accumulator
   kCount,
 };
@@ -37,12 +39,15 @@ constexpr int order_element(Order order, int j, int p) {
   switch (order) {
     case Order::kQuad: return 4 * p + j;
     case Order::kNibble32: return 128 * (j / 2) + 32 * (p / 16) + 16 * (j & 1) + p % 16;
+    case Order::kNibble16: return 128 * (j / 2) + 16 * (p / 8) + 8 * (j & 1) + p % 8;
+    case Order::kCrumb32: return 128 * (p / 32) + 32 * j + p % 32;
     case Order::kNibble64: return 128 * (j / 2) + 64 * (p / 32) + 32 * (j & 1) + p % 32;
     default: return 64 * j + p;
   }
 }
 constexpr int order_accumulators(Order order) {
-  return order == Order::kQuad ? 1 : order == Order::kNibble32 ? 2 : 4;
+  if (order == Order::kQuad) return 1;
+  return order == Order::kNibble32 || order == Order::kNibble16 ? 2 : 4;
 }
 
 // What a kernel of few tokens reads of x for one accumulator.

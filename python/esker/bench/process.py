@@ -223,8 +223,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without the ESKER_ variables: a job says all that they could."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ESKER_")}
+    """Ours without the ESKER_ variables, but for the one that is no option: a job says the others."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ESKER_") or name == "ESKER_CPU_ISA"
+    }
 
 
 def _last_line(text: str) -> str:
