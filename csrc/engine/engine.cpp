@@ -77,7 +77,7 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   scratch_ = backend_->allocate(
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
       "prompt scratch");
-  open_stream(options);
+  open_stream(options, poll);
 
   Hash hash;
   for (const TensorInfo& t : model->tensors()) {
@@ -95,7 +95,7 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   fingerprint_ = hash.value();
 }
 
-void Engine::open_stream(const EngineOptions& options) {
+void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
   std::vector<std::shared_ptr<File>> files(weights_->gguf().files().size());
   const auto file = [&](uint32_t index) {
     if (!files[index]) files[index] = options.open_file(weights_->gguf().files()[index]->path());
@@ -123,6 +123,7 @@ void Engine::open_stream(const EngineOptions& options) {
     const TableLayout& t = weights_->table();
     row_cache_ = std::make_unique<RowCache>(options.open_file(t.path), t.offset, t.row_bytes, t.rows,
                                             plan_.row_cache_bytes, readers);
+    row_cache_->load_all(poll);
   }
 }
 

@@ -84,7 +84,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   Engine() = default;
   void load(const EngineOptions& options, const PollFn& poll);
-  void open_stream(const EngineOptions& options);
+  void open_stream(const EngineOptions& options, const PollFn& poll);
   void fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
                       const PollFn& poll);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "stream/row_cache.h"
 
 namespace esker {
 
@@ -27,7 +28,11 @@ MemoryPlan plan_model(const EngineOptions& options, const Config& config, const 
   request.n_expert = config.n_expert;
   request.n_expert_used = config.n_expert_used;
   request.dense_bytes = weights.dense_bytes();
-  if (config.has_ple()) request.table_bytes = weights.table().rows * weights.table().row_bytes;
+  if (config.has_ple()) {
+    const TableLayout& table = weights.table();
+    request.table_bytes = table.rows * table.row_bytes;
+    request.table_cache_bytes = RowCache::bytes_for_all(table.row_bytes, table.rows);
+  }
   request.scratch_bytes_per_token =
       sizeof(float) * std::max(build_graph(config, GraphMode::kWindow).scratch_width,
                                build_graph(config, GraphMode::kPrompt).scratch_width);

@@ -100,7 +100,7 @@ MemoryPlan make_memory_plan(const PlanRequest& r) {
   settle_limit(r, plan);
   plan.context = r.context;
   plan.chunk = choose_chunk(r, plan.limit_bytes);
-  plan.row_cache_bytes = std::min(kRowCacheBytes, r.table_bytes);
+  plan.row_cache_bytes = std::min(kRowCacheBytes, r.table_cache_bytes);
   plan.machine = r.machine;
   plan.record_bytes = r.record_bytes;
   plan.n_expert = r.n_expert;

@@ -20,6 +20,7 @@ struct PlanRequest {
   uint32_t n_expert_used = 0;
   uint64_t dense_bytes = 0;            // mapped
   uint64_t table_bytes = 0;            // n-gram table, stays on disk
+  uint64_t table_cache_bytes = 0;      // of a row cache that holds all of it
   uint64_t scratch_bytes_per_token = 0;
   uint64_t recurrent_bytes = 0;        // of one session; held twice (before and after a run)
   uint64_t appended_bytes = 0;         // of one session at the full context

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,8 @@ class LruRows {
         bytes_(capacity * row_bytes, "the row cache") {
     links_.reserve(capacity);
   }
+
+  uint32_t capacity() const { return capacity_; }
 
   // Null when the row is not there; else it is the most recently used now.
   const uint8_t* find(uint64_t row) {
@@ -187,6 +190,10 @@ void RowCache::State::read_misses(Misses* misses, const InterruptCheck& check) {
   std::vector<ReadPiece> pieces;
   pieces.reserve(misses->rows.size());
   for (size_t i = 0; i < misses->rows.size(); ++i) {
+    if (i > 0 && misses->rows[i] == misses->rows[i - 1] + 1) {  // neighbours: one request
+      pieces.back().bytes += row_bytes;
+      continue;
+    }
     pieces.push_back({.file = file,
                       .offset = offset_bytes + misses->rows[i] * row_bytes,
                       .bytes = row_bytes,
@@ -213,6 +220,26 @@ RowCache::RowCache(std::shared_ptr<File> file, uint64_t offset, uint64_t row_byt
 }
 
 RowCache::~RowCache() = default;
+
+uint64_t RowCache::bytes_for_all(uint64_t row_bytes, uint64_t n_rows) {
+  const uint64_t each = row_bytes + kRowOverheadBytes;
+  return n_rows > UINT64_MAX / each ? UINT64_MAX : n_rows * each;
+}
+
+void RowCache::load_all(const InterruptCheck& check) {
+  constexpr uint64_t kBatchBytes = 1 << 20;
+  State& s = *state_;
+  if (s.cached.capacity() < s.n_rows) return;
+  const uint64_t batch = std::max<uint64_t>(1, kBatchBytes / s.row_bytes);
+  std::vector<uint64_t> rows;
+  std::vector<uint8_t> bytes(batch * s.row_bytes);
+  for (uint64_t first = 0; first < s.n_rows; first += batch) {
+    rows.resize(std::min(batch, s.n_rows - first));
+    std::iota(rows.begin(), rows.end(), first);
+    fetch(rows, bytes.data(), check);
+  }
+  s.counters.lookups = s.counters.hits = 0;  // nobody asked for a row yet
+}
 
 void RowCache::fetch(std::span<const uint64_t> rows, uint8_t* to, const InterruptCheck& check) {
   State& s = *state_;

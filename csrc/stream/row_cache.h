@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Rows of a table too large for memory (the n-gram table), read from disk as they are needed, with
-// a bounded least-recently-used cache in front. The table itself is never loaded or mapped.
+// a bounded least-recently-used cache in front. The table itself is never mapped, and loaded only
+// where the cache has room for all of it.
 //
 // Knows nothing of what rows mean. Rows of a call are touched in the order in which they were asked
 // for, those that were read last of all, so that what is cached never depends on the disk's speed.
@@ -30,6 +31,11 @@ class RowCache {
   RowCache(std::shared_ptr<File> file, uint64_t offset, uint64_t row_bytes, uint64_t n_rows,
            uint64_t capacity_bytes, int reader_threads);
   ~RowCache();
+
+  // What a cache of all rows takes.
+  static uint64_t bytes_for_all(uint64_t row_bytes, uint64_t n_rows);
+  // Reads all rows where the cache has room for them, and else nothing. Throws as fetch.
+  void load_all(const InterruptCheck& check);
 
   // Copies rows [n] to `to` [n, row_bytes]. Misses of one call are read in parallel, each distinct
   // row once, also when n exceeds the cache. Throws Error(kRead); the cache stays usable.

@@ -26,6 +26,7 @@ PlanRequest pack_512() {
   r.n_expert_used = 10;
   r.dense_bytes = 3'900'000'000;
   r.table_bytes = 28'800'000'000;
+  r.table_cache_bytes = 32'000'000'000;
   r.scratch_bytes_per_token = 200'000;
   r.recurrent_bytes = 120'000'000;
   r.appended_bytes = 400'000'000;

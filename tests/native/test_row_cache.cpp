@@ -42,8 +42,13 @@ std::vector<uint64_t> random_rows(std::mt19937& random, size_t n) {
   return rows;
 }
 
-// Least recently used, as one would write it on a blackboard. Returns the rows to read.
-size_t model_fetch(std::list<uint64_t>& cached, size_t capacity,
+struct Fetched {
+  size_t rows = 0;   // not in the cache
+  size_t reads = 0;  // one for rows that lie side by side and are asked for in that order
+};
+
+// Least recently used, as one would write it on a blackboard.
+Fetched model_fetch(std::list<uint64_t>& cached, size_t capacity,
                    const std::vector<uint64_t>& rows) {
   std::vector<uint64_t> misses;
   for (const uint64_t row : rows) {
@@ -56,7 +61,11 @@ size_t model_fetch(std::list<uint64_t>& cached, size_t capacity,
   }
   for (const uint64_t row : misses) cached.push_front(row);
   while (cached.size() > capacity) cached.pop_back();
-  return misses.size();
+  Fetched fetched{.rows = misses.size(), .reads = 0};
+  for (size_t i = 0; i < misses.size(); ++i) {
+    if (i == 0 || misses[i] != misses[i - 1] + 1) ++fetched.reads;
+  }
+  return fetched;
 }
 
 }  // namespace
@@ -68,16 +77,17 @@ TEST(row_cache_agrees_with_a_list_for_many_sizes) {
       RowCache cache(file, kOffset, row_bytes, kRows, capacity * (row_bytes + kOverheadBytes), 2);
       std::list<uint64_t> model;
       std::mt19937 random(static_cast<uint32_t>(capacity));
-      uint64_t lookups = 0, reads = 0;
+      uint64_t lookups = 0, read = 0, reads = 0;
       for (int i = 0; i < 40; ++i) {
         const auto rows = random_rows(random, i % 8 == 0 ? 100 : random() % 12);
         check_fetch(cache, *file, row_bytes, rows);
         lookups += rows.size();
-        reads += model_fetch(model, capacity, rows);
+        const Fetched fetched = model_fetch(model, capacity, rows);
+        read += fetched.rows, reads += fetched.reads;
         const RowCacheCounters c = cache.counters();
         CHECK_EQUAL(c.lookups, lookups);
-        CHECK_EQUAL(c.lookups - c.hits, reads);
-        CHECK_EQUAL(c.bytes_read, reads * row_bytes);
+        CHECK_EQUAL(c.lookups - c.hits, read);
+        CHECK_EQUAL(c.bytes_read, read * row_bytes);
         CHECK_EQUAL(file->reads(), reads);
       }
     }
@@ -178,4 +188,25 @@ TEST(row_cache_refuses_a_table_beyond_its_file) {
   CHECK(refused(kOffset, 90, 0));
   CHECK(refused(UINT64_MAX, 90, 1));
   CHECK(refused(kOffset, uint64_t{1} << 63, 2));
+}
+
+TEST(row_cache_loads_all_rows_where_they_fit) {
+  constexpr uint64_t kRowBytes = 90;
+  std::vector<uint64_t> all(kRows);
+  for (uint64_t i = 0; i < kRows; ++i) all[i] = i;
+  const uint64_t bytes = RowCache::bytes_for_all(kRowBytes, kRows);
+  {
+    const auto file = table(kRowBytes);
+    RowCache cache(file, kOffset, kRowBytes, kRows, bytes, 2);
+    cache.load_all({});
+    CHECK_EQUAL(file->reads(), 1u);
+    CHECK_EQUAL(cache.counters().lookups, 0u);
+    check_fetch(cache, *file, kRowBytes, all);
+    CHECK_EQUAL(file->reads(), 1u);
+    CHECK_EQUAL(cache.counters().hits, kRows);
+  }
+  const auto file = table(kRowBytes);
+  RowCache cache(file, kOffset, kRowBytes, kRows, bytes - 1, 2);
+  cache.load_all({});
+  CHECK_EQUAL(file->reads(), 0u);
 }

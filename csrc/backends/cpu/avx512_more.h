@@ -168,7 +168,7 @@ struct TQ1_0 {
 };
 
 // The 16 values of a 4-bit float (2 bits of exponent, 1 of mantissa), doubled, kE2m1Offset added.
-constexpr int kE2m1Offset = 16;
+constexpr int kE2m1Offset = 12;  // the largest: 12 times a scale is finite wherever its weights are
 inline Int e2m1_values() {
   return _mm512_add_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(
                              codebooks::kE2m1Doubled))), bytes(kE2m1Offset));

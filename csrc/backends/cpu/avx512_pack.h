@@ -88,15 +88,15 @@ template <Order kOrder, int kParts>
 void pack_order(Packed& to, int64_t token) {
   constexpr int kAccs = order_accumulators(kOrder), kPerAcc = 4 / kAccs;
   const OrderTables& tables = order_tables<kOrder>();
-  const int64_t span = to.is_twice() ? 2 * to.n : to.n;
+  const int64_t span = to.copies() * to.n;
   const float* source = to.x + token * to.n;
   for (int64_t unit = 0; unit < to.units; ++unit) {
     const float* x = source + unit * kUnit;
     alignas(64) float padded[kUnit];
-    if (to.is_twice() || span - unit * kUnit < kUnit) {
+    if (span != to.n || span - unit * kUnit < kUnit) {
       for (int64_t i = 0; i < kUnit; ++i) {
         const int64_t at = unit * kUnit + i;
-        padded[i] = at < span ? source[at < to.n ? at : at - to.n] : 0.0f;
+        padded[i] = at < span ? source[at % to.n] : 0.0f;
       }
       x = padded;
     }

@@ -74,7 +74,45 @@ class RowLoop {
     }
   }
 
-  // Rows of half a unit more than whole ones (Packed::is_twice), two at a time: lanes 0..7 of the unit
+  // Rows of a part of a unit (Packed::copies), as many at a time as fill one.
+  void run_short() {
+    using G = Groups<T::kOrder, 32>;
+    const int64_t row_bytes = static_cast<int64_t>(c_.row_bytes), n_values = c_.x->n;
+    const int64_t at_once = kUnit / n_values;
+    for (int64_t r = 0; r < c_.n_rows; r += at_once) {
+      const int64_t n_rows = std::min(at_once, c_.n_rows - r);
+      alignas(64) uint8_t last[S::kStepBytes];
+      const uint8_t* p = c_.w + r * row_bytes;
+      const uint8_t* end = n_rows == at_once ? p + S::kStepBytes : p;
+      Unpacked now;
+      now.read(whole_step(p, end, n_rows * row_bytes, last));
+      for (int t = 0; t < kTokens; ++t) {
+        // Of lanes, of groups of 32, of rows.
+        alignas(64) float lane[S::kAccs][16], less[16] = {};
+        for (int a = 0; a < S::kAccs; ++a) {
+          _mm512_store_ps(lane[a], _mm512_mul_ps(values(now, t, 0, a), now.scale[a]));
+        }
+        if (T::kOrder != Order::kQuad) _mm512_store_ps(less, offsets(now, t, 0));
+        float group[8];
+        for (int a = 0; a < S::kUnitAccs; ++a) {
+          for (int g = 0; g < G::kAccGroups; ++g) {
+            float sum = lane[a][G::kLanes * g];
+            for (int i = 1; i < G::kLanes; ++i) sum += lane[a][G::kLanes * g + i];
+            const int of = G::group(a, g);
+            group[of] = sum - (T::kGroup == 32 ? less[of] : less[2 * of] + less[2 * of + 1]);
+          }
+        }
+        for (int64_t i = 0; i < n_rows; ++i) {
+          const float* first = group + i * n_values / 32;
+          float sum = first[0];
+          for (int64_t g = 1; g < n_values / 32; ++g) sum += first[g];
+          y_[t][r + i] = sum;
+        }
+      }
+    }
+  }
+
+  // Rows of half a unit more than whole ones (Packed::copies), two at a time: lanes 0..7 of the unit
   // in the middle are the first's.
   void run_pairs() {
     static_assert(S::kAccs == 1);
@@ -134,35 +172,45 @@ class RowLoop {
     for (int t = 0; t < kTokens; ++t) y_[t][row] = _mm512_reduce_add_ps(sums_[t]);
   }
 
+  struct Unpacked {
+    Int u[S::kVectors];
+    Float scale[S::kAccs], mins[T::kUnits];
+    [[gnu::always_inline]] void read(const uint8_t* block) { T::unpack(block, u, scale, mins); }
+  };
+
+  // The sums of accumulator a of step s for token t, without the weights' scale.
+  [[gnu::always_inline]] Float values(const Unpacked& now, int t, int64_t s, int a) const {
+    const uint8_t* x = q_[t] + 64 * kParts * (s * S::kVectors + a * S::kPerAcc);
+    Int sum[kParts];
+    for (Int& part : sum) part = _mm512_setzero_si512();
+    for (int v = 0; v < S::kPerAcc; ++v) {
+      for (int k = 0; k < kParts; ++k) {
+        sum[k] = dot(sum[k], now.u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
+      }
+    }
+    const Float value = _mm512_mul_ps(part_values<kParts>(sum),
+                                      _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
+    if (T::kOrder != Order::kQuad) return value;
+    // A lane has 16 consecutive values.
+    return _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
+                            _mm512_set1_ps(T::kOffset), value);
+  }
+  // What the groups of step s have too much, where it is not taken off in values().
+  [[gnu::always_inline]] Float offsets(const Unpacked& now, int t, int64_t s) const {
+    const UnitSums& of = x_sums_[t][s];
+    return _mm512_mul_ps(_mm512_load_ps(T::kGroup == 16 ? of.of_16 : of.of_32), now.mins[0]);
+  }
+
   // Adds the first kLive accumulators of step s.
   template <int kLive>
   [[gnu::always_inline]] void step(Float* sums, const uint8_t* block, int64_t s) {
-    Int u[S::kVectors];
-    Float scale[S::kAccs], mins[T::kUnits];
-    T::unpack(block, u, scale, mins);
+    Unpacked now;
+    now.read(block);
     for (int t = 0; t < kTokens; ++t) {
       for (int a = 0; a < kLive; ++a) {
-        const uint8_t* x = q_[t] + 64 * kParts * (s * S::kVectors + a * S::kPerAcc);
-        Int sum[kParts];
-        for (Int& part : sum) part = _mm512_setzero_si512();
-        for (int v = 0; v < S::kPerAcc; ++v) {
-          for (int k = 0; k < kParts; ++k) {
-            sum[k] = dot(sum[k], u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
-          }
-        }
-        Float value = _mm512_mul_ps(part_values<kParts>(sum),
-                                    _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
-        if (S::kUnitAccs == 1) {  // a lane has 16 consecutive values
-          value = _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
-                                   _mm512_set1_ps(T::kOffset), value);
-        }
-        sums[t] = _mm512_fmadd_ps(value, scale[a], sums[t]);
+        sums[t] = _mm512_fmadd_ps(values(now, t, s, a), now.scale[a], sums[t]);
       }
-      if (S::kUnitAccs > 1) {
-        const UnitSums& of = x_sums_[t][s];
-        sums[t] = _mm512_fnmadd_ps(_mm512_load_ps(T::kGroup == 16 ? of.of_16 : of.of_32), mins[0],
-                                   sums[t]);
-      }
+      if (T::kOrder != Order::kQuad) sums[t] = _mm512_sub_ps(sums[t], offsets(now, t, s));
     }
   }
 
@@ -178,9 +226,9 @@ template <class T, int kParts, int kTokens>
 void few_tokens(const RowsCall& c) {
   RowLoop<T, kParts, kTokens> loop(c, 0);
   if constexpr (std::is_same_v<T, Q2_0>) {
-    if (c.x->is_twice()) return loop.run_pairs();
+    if (c.x->copies() == 2 && c.x->n > kUnit) return loop.run_pairs();
   }
-  loop.run();
+  c.x->n < kUnit && c.x->copies() > 1 ? loop.run_short() : loop.run();
 }
 
 // Where a token costs one accumulator a unit, the rows stay ahead of the panels a little longer.

@@ -10,7 +10,7 @@ void Packed::resize(Order to, int to_parts, int64_t n_values, int64_t tokens) {
   parts = to_parts;
   n = n_values;
   // A kernel may take two units a step; an odd last one is then read as zeros.
-  const int64_t span = is_twice() ? 2 * n : n;
+  const int64_t span = copies() * n;
   units = (span + 2 * kUnit - 1) / (2 * kUnit) * 2;
   if (order == Order::kFloat) return;
   const auto grow = [](auto& v, int64_t size) {

@@ -91,9 +91,12 @@ struct Packed {
 
   int64_t q_stride() const { return units * 256 * parts; }
   int64_t lane_stride() const { return units * order_accumulators(order); }
-  // Two rows of 2.5 units, say, are read as one of five, in kQuad order, whose unit has one accumulator
-  // only: the vector then stands there twice, end to start.
-  bool is_twice() const { return order == Order::kQuad && n % kUnit == kUnit / 2; }
+  // How often the vector stands there, end to start. Rows shorter than a unit are read a unit at a time,
+  // and two rows of 2.5 units, say, as one of five, in kQuad order, whose unit has one accumulator only.
+  int64_t copies() const {
+    if (n < kUnit && kUnit % n == 0) return kUnit / n;
+    return order == Order::kQuad && n % kUnit == kUnit / 2 ? 2 : 1;
+  }
   // Room for T vectors; keeps what it has when that suffices.
   void resize(Order to, int to_parts, int64_t n_values, int64_t tokens);
 };
