@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Kernels over 32 bytes at a time, for the file of an instruction set (AVX2, NEON) to include once
-// it has defined the primitives: load, both, shift_right, look_up, products, ...
+// it has defined the primitives: load, both, shift_right, look_up, products, ... Here are the loop
+// and the types that most models use; the others and the table are in kernels_32_more.h.
 //
 // A unit of 256 weights is read in `steps` of half an accumulator: step s is the half s % 2 (32
 // bytes, 8 lanes) of accumulator s / 2. A type's constructor reads the block's scales; weights<s>
@@ -38,11 +39,13 @@ inline float lane(Float v) {
   return f[0];
 }
 
+constexpr uint64_t kLowNibbles = 0x0f0f0f0f0f0f0f0f;
+
 // Eight nibbles to eight bytes.
 inline uint64_t spread_nibbles(uint64_t v) {
   v = (v | v << 16) & 0x0000ffff0000ffff;
   v = (v | v << 8) & 0x00ff00ff00ff00ff;
-  return (v | v << 4) & 0x0f0f0f0f0f0f0f0f;
+  return (v | v << 4) & kLowNibbles;
 }
 
 struct Q8_0 {
@@ -144,23 +147,19 @@ struct IQ4_XS {
   inline Float scales() const { return halves(scale[2 * s], scale[2 * s + 1]); }
 };
 
-// IQ4_NL and Q4_0: blocks of 32, a half and 16 bytes of nibbles.
-template <bool kLinear>
-struct Nibble18 {
+// Blocks of 32: a half and 16 bytes of nibbles.
+struct IQ4_NL {
   static constexpr Order kOrder = Order::kNibble32;
-  static constexpr int kBlockBytes = 144, kTop = kLinear ? 15 : 127, kOffset = kLinear ? 8 : 0;
-  static constexpr bool kSigned = !kLinear, kMins = false;
+  static constexpr int kBlockBytes = 144, kTop = 127, kOffset = 0;
+  static constexpr bool kSigned = true, kMins = false;
   const uint8_t* p;
-  explicit Nibble18(const uint8_t* block) : p(block) {}
+  Bytes values = table(codebooks::kIq4Values);
+  explicit IQ4_NL(const uint8_t* block) : p(block) {}
   template <int s>
   inline void weights(Bytes* w) const {
     const Bytes q = load_halves(p + 36 * s + 2, p + 36 * s + 20);
-    w[0] = shift_right<0>(q, splat(15));
-    w[1] = shift_right<4>(q, splat(15));
-    if constexpr (!kLinear) {
-      const Bytes values = table(codebooks::kIq4Values);
-      w[0] = look_up(values, w[0]), w[1] = look_up(values, w[1]);
-    }
+    w[0] = look_up(values, shift_right<0>(q, splat(15)));
+    w[1] = look_up(values, shift_right<4>(q, splat(15)));
   }
   template <int s>
   inline Float scales() const { return half_halves(p + 36 * s, p + 36 * s + 18); }
@@ -250,11 +249,10 @@ struct IQ2Base {
   const uint8_t* p;
   float even[8], odd[8];
   IQ2Base(const uint8_t* block, int at) : p(block) {
-    constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
     const uint64_t s = peek<uint64_t>(p + at);
     const Float d = multiply(half_all(p), all(0.125f));
-    store(even, odd_scales(s & kLow, d));
-    store(odd, odd_scales(s >> 4 & kLow, d));
+    store(even, odd_scales(s & kLowNibbles, d));
+    store(odd, odd_scales(s >> 4 & kLowNibbles, d));
   }
   template <int s>
   inline Float scales() const { return halves(even[s], odd[s]); }
@@ -439,38 +437,6 @@ void float_rows(const RowsCall& c) {
   int64_t t = 0;
   for (; t + 4 <= c.tokens; t += 4) float_rows_of<kType, 4>(c, t);
   for (; t < c.tokens; ++t) float_rows_of<kType, 1>(c, t);
-}
-
-// ---- The table.
-
-template <class T>
-void enter(Kernels& k, WeightType type) {
-  k.types[static_cast<uint32_t>(type)] = {T::kOrder, &rows<T>};
-}
-
-// To be called on a machine that has the instructions only: this too is compiled for them.
-const Kernels* kernels_32(const char* isa) {
-  static Kernels k{.isa = isa, .pack = &pack_32, .types = {}};
-  static const bool filled = [] {
-    enter<Q8_0>(k, WeightType::kQ8_0);
-    enter<Q6_K>(k, WeightType::kQ6_K);
-    enter<K45<false>>(k, WeightType::kQ4_K);
-    enter<K45<true>>(k, WeightType::kQ5_K);
-    enter<IQ4_XS>(k, WeightType::kIQ4_XS);
-    enter<Nibble18<false>>(k, WeightType::kIQ4_NL);
-    enter<Nibble18<true>>(k, WeightType::kQ4_0);
-    enter<Q2_0>(k, WeightType::kQ2_0);
-    enter<IQ3_S>(k, WeightType::kIQ3_S);
-    enter<XXS<true>>(k, WeightType::kIQ3_XXS);
-    enter<IQ2_S>(k, WeightType::kIQ2_S);
-    enter<IQ2_XS>(k, WeightType::kIQ2_XS);
-    enter<XXS<false>>(k, WeightType::kIQ2_XXS);
-    k.types[static_cast<uint32_t>(WeightType::kF32)].rows = &float_rows<WeightType::kF32>;
-    k.types[static_cast<uint32_t>(WeightType::kF16)].rows = &float_rows<WeightType::kF16>;
-    k.types[static_cast<uint32_t>(WeightType::kBF16)].rows = &float_rows<WeightType::kBF16>;
-    return true;
-  }();
-  return filled ? &k : nullptr;
 }
 
 }  // namespace

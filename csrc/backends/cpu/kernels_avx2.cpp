@@ -58,19 +58,36 @@ inline Bytes table(const int8_t* values) {
   return _mm256_broadcastsi128_si256(load_half(reinterpret_cast<const uint8_t*>(values)));
 }
 inline Bytes look_up(Bytes values, Bytes index) { return _mm256_shuffle_epi8(values, index); }
-// Bit i % 8 of byte i of `signs`: negate byte i of v.
-inline Bytes negate_by_bits(Bytes v, Bytes signs) {
-  const Bytes bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-  const Bytes mask = _mm256_cmpeq_epi8(both(signs, bit), bit);
-  return _mm256_sub_epi8(_mm256_xor_si256(v, mask), mask);
+inline Bytes add(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Bytes subtract(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
+// 255 where a > b, as signed bytes.
+inline Bytes greater(Bytes a, Bytes b) { return _mm256_cmpgt_epi8(a, b); }
+// Sixteen bytes as 32 nibbles: of every eight bytes the low ones, then the high ones.
+inline Bytes nibbles_of_eights(const uint8_t* p) {
+  const Bytes twice = _mm256_permute4x64_epi64(_mm256_castsi128_si256(load_half(p)), 0x50);
+  return both(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 4, 0, 4)), splat(15));
 }
-// Negates the bytes whose bit of `signs` is set, bit 0 the first.
-inline Bytes negate(Bytes v, uint32_t signs) {
+// 255 in byte i where bit i % 8 of byte i of `bits` is set.
+inline Bytes where_bits(Bytes bits) {
+  const Bytes bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+  return _mm256_cmpeq_epi8(both(bits, bit), bit);
+}
+// 255 in byte i where bit i is set.
+inline Bytes where_bits(uint32_t bits) {
   const Bytes spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
                                           0x0303030303030303);
-  return negate_by_bits(
-      v, _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(signs)), spread));
+  return where_bits(_mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), spread));
 }
+// 255 in the eight bytes i where the top bit of nibble i is set.
+inline Bytes where_nibbles(uint16_t nibbles) {
+  const Bytes bit = _mm256_setr_epi64x(0x0008000800080008, 0x0080008000800080, 0x0800080008000800,
+                                       static_cast<int64_t>(0x8000800080008000));
+  const Bytes all_four = _mm256_set1_epi16(static_cast<int16_t>(nibbles));
+  return _mm256_cmpeq_epi16(both(all_four, bit), bit);
+}
+inline Bytes negate_where(Bytes v, Bytes mask) { return subtract(_mm256_xor_si256(v, mask), mask); }
+// Negates the bytes whose bit of `signs` is set, bit 0 the first.
+inline Bytes negate(Bytes v, uint32_t signs) { return negate_where(v, where_bits(signs)); }
 // The same with 7 bits for every 8 bytes: the missing one makes the number of ones even.
 inline Bytes negate_even(Bytes v, uint32_t sevens) {
   Bytes s = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(sevens)),
@@ -82,7 +99,7 @@ inline Bytes negate_even(Bytes v, uint32_t sevens) {
   const Bytes folded = both(_mm256_xor_si256(s, _mm256_srli_epi32(s, 4)), _mm256_set1_epi32(15));
   s = either(s, _mm256_shuffle_epi8(odd, folded));
   const Bytes spread = _mm256_setr_epi64x(0, 0x0808080808080808, 0, 0x0808080808080808);
-  return negate_by_bits(v, _mm256_shuffle_epi8(s, spread));
+  return negate_where(v, where_bits(_mm256_shuffle_epi8(s, spread)));
 }
 // out[e] = index[e] + 256 times bit e of `ninth`.
 inline void nine_bits(const uint8_t* index, uint8_t ninth, uint16_t* out) {
@@ -91,6 +108,22 @@ inline void nine_bits(const uint8_t* index, uint8_t ninth, uint16_t* out) {
   const __m128i set = _mm_cmpeq_epi16(_mm_and_si128(_mm_set1_epi16(ninth), bit), bit);
   _mm_store_si128(reinterpret_cast<__m128i*>(out),
                   _mm_or_si128(low, _mm_and_si128(set, _mm_set1_epi16(256))));
+}
+// out[e] = low[e] + 256 times the kBits bits that begin at bit kStep (e % 4) of word e / 4.
+template <int kBits, int kStep>
+inline void sixteen_indices(const uint8_t* low, uint64_t words, uint16_t* out) {
+  // A product moves each entry's bits to the top of its 16.
+  constexpr int kTop = 16 - kBits;
+  const Bytes factor = _mm256_set1_epi64x(
+      int64_t{1} << kTop | int64_t{1} << (16 + kTop - kStep) |
+      int64_t{1} << (32 + kTop - 2 * kStep) | int64_t{1} << (48 + kTop - 3 * kStep));
+  const Bytes spread = _mm256_setr_epi64x(0x0100010001000100, 0x0302030203020302,
+                                          0x0504050405040504, 0x0706070607060706);
+  Bytes v = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(words)), spread);
+  v = _mm256_srli_epi16(_mm256_mullo_epi16(v, factor), 8 - kBits);
+  v = both(v, _mm256_set1_epi16(256 * ((1 << kBits) - 1)));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(out),
+                     either(v, _mm256_cvtepu8_epi16(load_half(low))));
 }
 
 inline Float zero() { return _mm256_setzero_ps(); }
@@ -127,6 +160,14 @@ inline Float bfloat_each(const uint8_t* p) {
 // Eight bytes, the lowest first.
 inline Float from_unsigned(uint64_t v) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(v))));
+}
+// Eight unsigned floats of four bits of exponent and three of mantissa: half-precision numbers 2^8
+// too small. The bit above is nothing, but 0x7f, the NaN, is zero.
+inline Float from_e4m3(uint64_t v) {
+  const __m128i nan = _mm_set1_epi8(0x7f), b = _mm_cvtsi64_si128(static_cast<int64_t>(v));
+  const __m128i kept = _mm_andnot_si128(_mm_cmpeq_epi8(b, nan), _mm_and_si128(b, nan));
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(kept), 7)),
+                       _mm256_set1_ps(256.0f));
 }
 inline Float from_signed(const uint8_t* p) {
   return _mm256_cvtepi32_ps(
@@ -166,7 +207,7 @@ inline Float products(const Bytes* w, const uint8_t* x) {
 }  // namespace
 }  // namespace esker::cpu
 
-#include "backends/cpu/kernels_32.h"
+#include "backends/cpu/kernels_32_more.h"
 
 namespace esker::cpu {
 

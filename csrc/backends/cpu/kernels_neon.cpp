@@ -68,33 +68,73 @@ inline Bytes look_up(Bytes values, Bytes index) {
   return {vqtbl1q_s8(values.lo, vreinterpretq_u8_s8(index.lo)),
           vqtbl1q_s8(values.hi, vreinterpretq_u8_s8(index.hi))};
 }
-// Bit i % 8 of byte step * (i / 8) of `signs`: negate byte i of v.
+inline Bytes add(Bytes a, Bytes b) { return {vaddq_s8(a.lo, b.lo), vaddq_s8(a.hi, b.hi)}; }
+inline Bytes subtract(Bytes a, Bytes b) { return {vsubq_s8(a.lo, b.lo), vsubq_s8(a.hi, b.hi)}; }
+// 255 where a > b, as signed bytes.
+inline Bytes greater(Bytes a, Bytes b) {
+  return {vreinterpretq_s8_u8(vcgtq_s8(a.lo, b.lo)), vreinterpretq_s8_u8(vcgtq_s8(a.hi, b.hi))};
+}
+// Sixteen bytes as 32 nibbles: of every eight bytes the low ones, then the high ones.
+inline Bytes nibbles_of_eights(const uint8_t* p) {
+  const uint8x16_t q = vld1q_u8(p);
+  const uint64x2_t low = vreinterpretq_u64_u8(vandq_u8(q, vdupq_n_u8(15)));
+  const uint64x2_t high = vreinterpretq_u64_u8(vshrq_n_u8(q, 4));
+  return {vreinterpretq_s8_u64(vzip1q_u64(low, high)), vreinterpretq_s8_u64(vzip2q_u64(low, high))};
+}
+// 255 in byte i where bit i % 8 of byte step * (i / 8) of `bits` is set.
 template <int step>
-inline Bytes negate_by_bits(Bytes v, uint8x16_t signs) {
+inline Bytes where_bits(uint8x16_t bits) {
   const uint8x16_t first = vcombine_u8(vdup_n_u8(0), vdup_n_u8(step));
   const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
-  const auto half = [&](int8x16_t b, uint8x16_t index) {
-    const int8x16_t mask = vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(signs, index), bit));
-    return vsubq_s8(veorq_s8(b, mask), mask);
+  const auto half = [&](uint8x16_t index) {
+    return vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(bits, index), bit));
   };
-  return {half(v.lo, first), half(v.hi, vaddq_u8(first, vdupq_n_u8(2 * step)))};
+  return {half(first), half(vaddq_u8(first, vdupq_n_u8(2 * step)))};
+}
+// 255 in byte i where bit i is set.
+inline Bytes where_bits(uint32_t bits) {
+  return where_bits<1>(vreinterpretq_u8_u32(vdupq_n_u32(bits)));
+}
+// 255 in the eight bytes i where the top bit of nibble i is set.
+inline Bytes where_nibbles(uint16_t nibbles) {
+  const uint16x8_t n = vdupq_n_u16(nibbles);
+  const auto half = [&](uint16_t a, uint16_t b) {
+    return vreinterpretq_s8_u16(vtstq_u16(n, vcombine_u16(vdup_n_u16(a), vdup_n_u16(b))));
+  };
+  return {half(0x8, 0x80), half(0x800, 0x8000)};
+}
+inline Bytes negate_where(Bytes v, Bytes mask) {
+  return {vsubq_s8(veorq_s8(v.lo, mask.lo), mask.lo), vsubq_s8(veorq_s8(v.hi, mask.hi), mask.hi)};
 }
 // Negates the bytes whose bit of `signs` is set, bit 0 the first.
-inline Bytes negate(Bytes v, uint32_t signs) {
-  return negate_by_bits<1>(v, vreinterpretq_u8_u32(vdupq_n_u32(signs)));
-}
+inline Bytes negate(Bytes v, uint32_t signs) { return negate_where(v, where_bits(signs)); }
 // The same with 7 bits for every 8 bytes: the missing one makes the number of ones even.
 inline Bytes negate_even(Bytes v, uint32_t sevens) {
   static constexpr int32_t kShift[] = {0, -7, -14, -21};
   const uint8x16_t s = vreinterpretq_u8_u32(vandq_u32(
       vshlq_u32(vdupq_n_u32(sevens), vld1q_s32(kShift)), vdupq_n_u32(127)));
-  return negate_by_bits<4>(v, vorrq_u8(s, vshlq_n_u8(vcntq_u8(s), 7)));
+  return negate_where(v, where_bits<4>(vorrq_u8(s, vshlq_n_u8(vcntq_u8(s), 7))));
 }
 // out[e] = index[e] + 256 times bit e of `ninth`.
 inline void nine_bits(const uint8_t* index, uint8_t ninth, uint16_t* out) {
   const uint8x8_t bit = vcreate_u8(0x8040201008040201);
   const uint8x8_t set = vshr_n_u8(vtst_u8(vdup_n_u8(ninth), bit), 7);
   vst1q_u16(out, vorrq_u16(vmovl_u8(vld1_u8(index)), vshll_n_u8(set, 8)));
+}
+// out[e] = low[e] + 256 times the kBits bits that begin at bit kStep (e % 4) of word e / 4.
+template <int kBits, int kStep>
+inline void sixteen_indices(const uint8_t* low, uint64_t words, uint16_t* out) {
+  static constexpr uint8_t kSpread[] = {0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3};
+  static constexpr int16_t kLeft[] = {8, 8 - kStep, 8 - 2 * kStep, 8 - 3 * kStep,
+                                      8, 8 - kStep, 8 - 2 * kStep, 8 - 3 * kStep};
+  const uint8x16_t table = vreinterpretq_u8_u64(vdupq_n_u64(words)), spread = vld1q_u8(kSpread);
+  const auto half = [&](uint8x8_t bytes, uint8x16_t index) {
+    const uint16x8_t high = vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(table, index)),
+                                      vld1q_s16(kLeft));
+    return vorrq_u16(vmovl_u8(bytes), vandq_u16(high, vdupq_n_u16(256 * ((1 << kBits) - 1))));
+  };
+  vst1q_u16(out, half(vld1_u8(low), spread));
+  vst1q_u16(out + 8, half(vld1_u8(low + 8), vaddq_u8(spread, vdupq_n_u8(4))));
 }
 
 inline Float halves(float a, float b) { return {vdupq_n_f32(a), vdupq_n_f32(b)}; }
@@ -140,6 +180,16 @@ inline Float from_unsigned(uint64_t v) {
   const uint16x8_t w = vmovl_u8(vcreate_u8(v));
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(w))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(w)))};
 }
+// Eight unsigned floats of four bits of exponent and three of mantissa: half-precision numbers 2^8
+// too small. The bit above is nothing, but 0x7f, the NaN, is zero.
+inline Float from_e4m3(uint64_t v) {
+  const uint8x8_t nan = vdup_n_u8(0x7f), b = vcreate_u8(v);
+  const uint16x8_t half = vshll_n_u8(vbic_u8(vand_u8(b, nan), vceq_u8(b, nan)), 7);
+  const auto quad = [](uint16x4_t h) {
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(h)), 256.0f);
+  };
+  return {quad(vget_low_u16(half)), quad(vget_high_u16(half))};
+}
 inline Float from_signed(const uint8_t* p) {
   const int16x8_t w = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(w))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(w)))};
@@ -164,7 +214,7 @@ inline Float products(const Bytes* w, const uint8_t* x) {
 }  // namespace
 }  // namespace esker::cpu
 
-#include "backends/cpu/kernels_32.h"
+#include "backends/cpu/kernels_32_more.h"
 
 namespace esker::cpu {
 
