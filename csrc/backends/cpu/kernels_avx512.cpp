@@ -84,15 +84,16 @@ class RowLoop {
       alignas(64) uint8_t last[S::kStepBytes];
       const uint8_t* p = c_.w + r * row_bytes;
       const uint8_t* end = n_rows == at_once ? p + S::kStepBytes : p;
-      Unpacked now;
-      now.read(whole_step(p, end, n_rows * row_bytes, last));
+      Int u[S::kVectors];
+      Float scale[S::kAccs], mins[T::kUnits];
+      T::unpack(whole_step(p, end, n_rows * row_bytes, last), u, scale, mins);
       for (int t = 0; t < kTokens; ++t) {
         // Of lanes, of groups of 32, of rows.
         alignas(64) float lane[S::kAccs][16], less[16] = {};
         for (int a = 0; a < S::kAccs; ++a) {
-          _mm512_store_ps(lane[a], _mm512_mul_ps(values(now, t, 0, a), now.scale[a]));
+          _mm512_store_ps(lane[a], _mm512_mul_ps(values(u, t, 0, a), scale[a]));
         }
-        if (T::kOrder != Order::kQuad) _mm512_store_ps(less, offsets(now, t, 0));
+        if (T::kOrder != Order::kQuad) _mm512_store_ps(less, _mm512_mul_ps(group_sums(t, 0), mins[0]));
         float group[8];
         for (int a = 0; a < S::kUnitAccs; ++a) {
           for (int g = 0; g < G::kAccGroups; ++g) {
@@ -172,45 +173,42 @@ class RowLoop {
     for (int t = 0; t < kTokens; ++t) y_[t][row] = _mm512_reduce_add_ps(sums_[t]);
   }
 
-  struct Unpacked {
-    Int u[S::kVectors];
-    Float scale[S::kAccs], mins[T::kUnits];
-    [[gnu::always_inline]] void read(const uint8_t* block) { T::unpack(block, u, scale, mins); }
-  };
-
   // The sums of accumulator a of step s for token t, without the weights' scale.
-  [[gnu::always_inline]] Float values(const Unpacked& now, int t, int64_t s, int a) const {
+  [[gnu::always_inline]] Float values(const Int* u, int t, int64_t s, int a) const {
     const uint8_t* x = q_[t] + 64 * kParts * (s * S::kVectors + a * S::kPerAcc);
     Int sum[kParts];
     for (Int& part : sum) part = _mm512_setzero_si512();
     for (int v = 0; v < S::kPerAcc; ++v) {
       for (int k = 0; k < kParts; ++k) {
-        sum[k] = dot(sum[k], now.u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
+        sum[k] = dot(sum[k], u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
       }
     }
-    const Float value = _mm512_mul_ps(part_values<kParts>(sum),
-                                      _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
-    if (T::kOrder != Order::kQuad) return value;
-    // A lane has 16 consecutive values.
-    return _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
-                            _mm512_set1_ps(T::kOffset), value);
+    Float value = _mm512_mul_ps(part_values<kParts>(sum),
+                                _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
+    if (T::kOrder == Order::kQuad) {  // a lane has 16 consecutive values
+      value = _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
+                               _mm512_set1_ps(T::kOffset), value);
+    }
+    return value;
   }
-  // What the groups of step s have too much, where it is not taken off in values().
-  [[gnu::always_inline]] Float offsets(const Unpacked& now, int t, int64_t s) const {
-    const UnitSums& of = x_sums_[t][s];
-    return _mm512_mul_ps(_mm512_load_ps(T::kGroup == 16 ? of.of_16 : of.of_32), now.mins[0]);
+  // What the groups of step s of token t hold, for the offsets that values() has not put right.
+  [[gnu::always_inline]] Float group_sums(int t, int64_t s) const {
+    return _mm512_load_ps(T::kGroup == 16 ? x_sums_[t][s].of_16 : x_sums_[t][s].of_32);
   }
 
   // Adds the first kLive accumulators of step s.
   template <int kLive>
   [[gnu::always_inline]] void step(Float* sums, const uint8_t* block, int64_t s) {
-    Unpacked now;
-    now.read(block);
+    Int u[S::kVectors];
+    Float scale[S::kAccs], mins[T::kUnits];
+    T::unpack(block, u, scale, mins);
     for (int t = 0; t < kTokens; ++t) {
       for (int a = 0; a < kLive; ++a) {
-        sums[t] = _mm512_fmadd_ps(values(now, t, s, a), now.scale[a], sums[t]);
+        sums[t] = _mm512_fmadd_ps(values(u, t, s, a), scale[a], sums[t]);
       }
-      if (T::kOrder != Order::kQuad) sums[t] = _mm512_sub_ps(sums[t], offsets(now, t, s));
+      if (T::kOrder != Order::kQuad) {
+        sums[t] = _mm512_fnmadd_ps(group_sums(t, s), mins[0], sums[t]);
+      }
     }
   }
 
