@@ -14,7 +14,8 @@ namespace esker::cpu {
 
 // For each i in [0, tokens): y[out(i) * y_stride + r] = row r of w . x[in(i)], rows [0, n_rows).
 // Rows are contiguous, row_bytes apart. in and out are index lists; null stands for first + i.
-// A value depends on its row and vector only, not on what is computed beside it.
+// A value depends on its row and vector only, not on what is computed beside it, but for one thing: up
+// to 4 tokens may be summed in another order than more of them (1e-6 apart). Calls begin at even rows.
 struct RowsCall {
   const uint8_t* w = nullptr;
   uint64_t row_bytes = 0;

@@ -9,7 +9,6 @@
 // unpacks the bytes of a step, scales<s> the scale of each lane. Bytes are signed (kSigned), or
 // they are unsigned and kOffset too large, which is put right with the sum of x. |byte| <= kTop.
 //
-// The highest part of x is kept signed here (pack_32.h), so nothing is corrected in the loop.
 // Everything has internal linkage: nothing compiled here may serve a machine without the
 // instructions.
 #pragma once

@@ -13,7 +13,7 @@ namespace {
 
 // Rows of a part: about 64 KB, which hides the claim of a part; with many tokens whole panels of rows.
 int64_t row_grain(uint64_t row_bytes, int64_t tokens) {
-  const int64_t rows = std::clamp<int64_t>(65536 / static_cast<int64_t>(row_bytes), 1, 64);
+  const int64_t rows = std::clamp<int64_t>(65536 / static_cast<int64_t>(row_bytes) / 2 * 2, 2, 64);
   return tokens == 1 ? rows : (rows + 31) / 32 * 32;
 }
 

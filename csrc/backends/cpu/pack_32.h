@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Packing of activations (packed.h) in plain C++ that a compiler turns into vectors; for the
-// kernels of kernels_32.h, which keep the highest part h itself, not h + 128. Internal linkage: the
-// file that includes this is compiled for one instruction set.
+// kernels of kernels_32.h. Internal linkage: the file that includes this is compiled for one
+// instruction set.
 #pragma once
 
 #include <bit>
