@@ -63,8 +63,8 @@ int64_t ThreadPool::Stretch::drop() {
 }
 
 ThreadPool::ThreadPool(int threads)
-    : stretches_(std::make_unique<Stretch[]>(static_cast<size_t>(std::max(threads, 1)))) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    : size_(std::max(threads, 1)), stretches_(std::make_unique<Stretch[]>(static_cast<size_t>(size_))) {
+  for (int i = 1; i < size_; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -120,7 +120,7 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain, const Body& body) {
     stretches_[static_cast<size_t>(i)].range.store(
         pack(parts * i / size(), parts * (i + 1) / size()), std::memory_order_release);
   }
-  if (!workers_.empty()) {
+  if (size_ > 1) {
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
   }

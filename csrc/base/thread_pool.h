@@ -29,9 +29,9 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
+  int size() const { return size_; }
 
-  // Runs body over [0, n) in parts of `grain` (more where that would be 2^32 parts or more). The body
+  // Runs body over [0, n) in parts of `grain` (longer ones where n is beyond 2^31 of them). The body
   // must not throw.
   // The caller's poll (see set_poll) runs about every 20 ms on the calling thread; if it throws, the
   // parts not yet begun are dropped and the exception leaves here once all threads have stopped.
@@ -53,6 +53,7 @@ class ThreadPool {
   void work(int thread);
   void run_parts(int thread, bool caller);
 
+  const int size_;  // fixed before the first worker starts
   std::vector<std::thread> workers_;
   std::unique_ptr<Stretch[]> stretches_;
   std::function<void()> poll_;

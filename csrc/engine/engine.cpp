@@ -72,7 +72,7 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   prompt_graph_ = build_graph(config_, GraphMode::kPrompt);
   plan_ = plan_model(options, config_, *weights_, machine_memory());
   layout_ = make_state_layout(config_, plan_.context);
-  backend_ = make_cpu_backend(config_, *weights_, 
+  backend_ = make_cpu_backend(config_, *weights_,
                                {.threads = options.threads, .activations = options.activations});
   scratch_ = backend_->allocate(
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,

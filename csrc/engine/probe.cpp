@@ -202,7 +202,7 @@ MatmulTimes probe_matmul(const MatmulProbe& probe, const PollFn& poll) {
   config.n_layer = probe.copies;
   const Weights weights(kProbeRole, copies);
   const int threads = thread_count(probe.threads);
-  const std::unique_ptr<Backend> backend = 
+  const std::unique_ptr<Backend> backend =
       make_cpu_backend(config, weights, {.threads = threads, .activations = probe.activations});
 
   const uint64_t n_x = probe.cols * probe.tokens;

@@ -4,7 +4,10 @@
 // the same logits, or one clear error and a session that goes on.
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <cerrno>
+#include <filesystem>
 #include <map>
 #include <mutex>
 
@@ -201,7 +204,8 @@ TEST(sessions_fork_rewind_and_come_back_from_a_file) {
   session.prefill(prompt(37), 7, {}, {});
   const std::vector<float> here = logits_of(session);
   const uint32_t point = session.checkpoint();
-  const std::string path = "session.esker";
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("session-" + std::to_string(getpid()) + ".esker");
   session.save(path);
   const std::unique_ptr<Session> fork = session.fork();
   const auto go_on = [](Session& s) {
@@ -219,6 +223,7 @@ TEST(sessions_fork_rewind_and_come_back_from_a_file) {
   CHECK(contains(error_of([&] { session.rewind(later); }).what(), "no such checkpoint"));
   Session restored(bench.engine);
   restored.restore(path);
+  std::filesystem::remove(path);
   CHECK(restored.tokens() == prompt(37));
   CHECK(logits_of(restored) == here);
   CHECK(go_on(restored) == want);
