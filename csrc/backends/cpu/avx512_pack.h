@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Packs activations (packed.h): scale, one to three bytes a value, and the order a type's unpack wants.
-// Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
+// Part of the kernels_avx512*.cpp, which alone include it, compiled for AVX-512.
 #pragma once
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 // Many tokens: 32 rows are unpacked once into a panel, in which one vector holds four values of each of
 // 16 rows, and every token's values are broadcast to it: a sum is a row's, exact over the 16 or 32
 // values of a scale, and nothing is added across lanes.
-// Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
+// Part of the kernels_avx512*.cpp, which alone include it, compiled for AVX-512.
 #pragma once
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 // a unit has several accumulators, also what is subtracted per unit of the sum of x over kGroup values:
 // kOffset times the scale or, where kMins, the type's own minimum; of the first group in lane 0, zero
 // in lanes past the last.
-// Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
+// Part of the kernels_avx512*.cpp, which alone include it, compiled for AVX-512.
 #pragma once
 
 #include <immintrin.h>

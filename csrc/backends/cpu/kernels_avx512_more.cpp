@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// The remaining types: blocks of 32 with fifth bits or minima, 2 and 3 bits in sub-blocks of 16, base-3
-// digits, 4-bit floats, and the grids of 2048 entries, which are looked up one by one.
-// Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
-#pragma once
+// AVX-512 kernels: the remaining types: blocks of 32 with fifth bits or minima, 2 and 3 bits in
+// sub-blocks of 16, base-3 digits, 4-bit floats, and the grids of 2048 entries, which are looked up one
+// by one.
+#include "backends/cpu/avx512_types.h"
 
-#include "backends/cpu/avx512_unpack.h"
+#if ESKER_HAS_AVX512
+
+#include "backends/cpu/avx512_rows.h"
 
 namespace esker::cpu {
 namespace {
@@ -315,4 +317,21 @@ struct IQ1_M {
 };
 
 }  // namespace
+
+void add_avx512_more(Kernels& k) {
+  add<Nibble20<false, true>>(k, WeightType::kQ4_1);
+  add<Nibble20<true, false>>(k, WeightType::kQ5_0);
+  add<Nibble20<true, true>>(k, WeightType::kQ5_1);
+  add<Q2_K>(k, WeightType::kQ2_K);
+  add<Q3_K>(k, WeightType::kQ3_K);
+  add<TQ1_0>(k, WeightType::kTQ1_0);
+  add<TQ2_0>(k, WeightType::kTQ2_0);
+  add<MXFP4>(k, WeightType::kMXFP4);
+  add<NVFP4>(k, WeightType::kNVFP4);
+  add<IQ1_S>(k, WeightType::kIQ1_S);
+  add<IQ1_M>(k, WeightType::kIQ1_M);
+}
+
 }  // namespace esker::cpu
+
+#endif

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 //
-// The codebook types (IQ3_*, IQ2_*) by byte permutes, without a gather: a grid entry's magnitudes become
-// codes packed in planes of bytes, and a plane is looked up 64 entries at a time.
-// Part of kernels_avx512.cpp, which alone includes it, compiled for AVX-512.
-#pragma once
+// AVX-512 kernels: the codebook types (IQ3_*, IQ2_*) by byte permutes, without a gather: a grid entry's
+// magnitudes become codes packed in planes of bytes, and a plane is looked up 64 entries at a time.
+#include "backends/cpu/avx512_types.h"
 
-#include "backends/cpu/avx512_unpack.h"
+#if ESKER_HAS_AVX512
+
+#include "backends/cpu/avx512_rows.h"
 
 namespace esker::cpu {
 namespace {
 
-// vpermi2b over `pages` pages of 128 entries; masks choose the page by the index's upper bits.
+// vpermi2b over pages of 128 entries; masks choose the page by the index's upper bits.
 inline Int look_up(const uint8_t* plane, Int index) {
   return _mm512_permutex2var_epi8(load(plane), index, load(plane + 64));
 }
@@ -258,4 +259,15 @@ struct IQ2_XXS {
 };
 
 }  // namespace
+
+void add_avx512_grids(Kernels& k) {
+  add<IQ3_S>(k, WeightType::kIQ3_S);
+  add<IQ3_XXS>(k, WeightType::kIQ3_XXS);
+  add<IQ2_S>(k, WeightType::kIQ2_S);
+  add<IQ2_XS>(k, WeightType::kIQ2_XS);
+  add<IQ2_XXS>(k, WeightType::kIQ2_XXS);
+}
+
 }  // namespace esker::cpu
+
+#endif
