@@ -21,7 +21,8 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     uint64_t arena_bytes,
                                     double arena_fraction, uint32_t slots, uint32_t chunk,
                                     int reader_threads, double class_waste, uint32_t min_slots,
-                                    uint64_t keep_free_bytes) {
+                                    uint64_t keep_free_bytes, uint32_t read_ahead,
+                                    uint32_t read_ahead_2, bool touch_guesses, bool split_turn) {
   const EngineOptions options{.path = path,
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
@@ -35,7 +36,11 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                               .chunk = chunk,
                               .threads = threads,
                               .activations = static_cast<Activations>(activation_bytes),
-                              .reader_threads = reader_threads};
+                              .reader_threads = reader_threads,
+                              .read_ahead = read_ahead,
+                              .read_ahead_2 = read_ahead_2,
+                              .touch_guesses = touch_guesses,
+                              .split_turn = split_turn};
   const nb::gil_scoped_release no_gil;
   return Engine::open(options, make_poll());
 }
@@ -43,8 +48,11 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
 nb::dict counters_dict(const EngineCounters& c) {
   nb::dict d;
   d["lookups"] = c.stream.lookups, d["hits"] = c.stream.hits;
-  d["demand_misses"] = c.stream.demand_misses, d["evictions"] = c.stream.evictions;
-  d["bytes_read"] = c.stream.bytes_read, d["turns"] = c.stream.turns;
+  d["ahead_hits"] = c.stream.ahead_hits, d["ahead_late"] = c.stream.ahead_late;
+  d["demand_misses"] = c.stream.demand_misses, d["ahead_reads"] = c.stream.ahead_reads;
+  d["ahead_wasted"] = c.stream.ahead_wasted, d["evictions"] = c.stream.evictions;
+  d["bytes_read"] = c.stream.bytes_read, d["bytes_ahead"] = c.stream.bytes_ahead;
+  d["bytes_wasted"] = c.stream.bytes_wasted, d["turns"] = c.stream.turns;
   d["host_ns"] = c.stream.host_ns, d["wait_ns"] = c.stream.wait_ns;
   d["after_ns"] = c.stream.after_ns;
   d["row_lookups"] = c.rows.lookups, d["row_hits"] = c.rows.hits;
@@ -153,7 +161,9 @@ void bind_engine(nb::module_& m) {
            nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0, nb::arg("slots") = 0,
            nb::arg("chunk") = 0, nb::arg("reader_threads") = 0,
            nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("min_slots") = 0,
-           nb::arg("keep_free_bytes") = 0)
+           nb::arg("keep_free_bytes") = 0, nb::arg("read_ahead") = kReadAhead,
+           nb::arg("read_ahead_2") = 0, nb::arg("touch_guesses") = false,
+           nb::arg("split_turn") = true)
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })

@@ -19,19 +19,18 @@ class StreamTurns final : public HostTurns {
  public:
   StreamTurns(ExpertStream& stream, const PollFn& poll) : stream_(stream), poll_(poll) {}
   void begin_turn(int layer, std::span<const int32_t> picks) override {
-    picks_ = picks;
     stream_.begin_layer(layer, picks, poll_);
   }
+  void guessed(int layer, std::span<const float> scores) override { stream_.guessed(layer, scores); }
   ExpertRound finish_turn(int layer, int round) override {
-    const TurnResult r = stream_.at_layer(layer, picks_, round, poll_);
-    return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more};
+    const TurnResult r = stream_.at_layer(layer, round, poll_);
+    return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more, .held = r.held};
   }
-  void after_turn(int layer) override { stream_.after_layer(layer); }
+  void after_turn(int layer) override { stream_.after_layer(layer, poll_); }
 
  private:
   ExpertStream& stream_;
   const PollFn& poll_;
-  std::span<const int32_t> picks_;
 };
 
 // Finds the row with a NaN or an infinity, if any: [rows, width].
@@ -68,9 +67,11 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   config_ = read_config(*model, *table);
   weights_ = std::make_unique<Weights>(model, table, config_);
   if (poll) poll();
-  window_graph_ = build_graph(config_, GraphMode::kWindow);
-  prompt_graph_ = build_graph(config_, GraphMode::kPrompt);
   plan_ = plan_model(options, config_, *weights_, machine_memory());
+  if (plan_.guess_layers > 0) weights_->make_router_copies();
+  if (poll) poll();
+  window_graph_ = build_graph(config_, GraphMode::kWindow, plan_.guess_layers);
+  prompt_graph_ = build_graph(config_, GraphMode::kPrompt, std::min(plan_.guess_layers, 1u));
   layout_ = make_state_layout(config_, plan_.context);
   backend_ = make_cpu_backend(config_, *weights_,
                                {.threads = options.threads, .activations = options.activations});
@@ -117,8 +118,14 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
   arena_ = backend_->allocate(plan_.arena.total_bytes, "the expert arena");
   arena_view_.memory = arena_.get();
   const int readers = options.reader_threads > 0 ? options.reader_threads : kReaderThreads;
-  stream_ = std::make_unique<ExpertStream>(std::move(records), config_.n_expert, plan_.arena,
-                                           arena_->host(), StreamOptions{.reader_threads = readers});
+  stream_ = std::make_unique<ExpertStream>(
+      std::move(records), config_.n_expert, plan_.arena, arena_->host(),
+      StreamOptions{.reader_threads = readers,
+                    .n_expert_used = config_.n_expert_used,
+                    .read_ahead = options.read_ahead,
+                    .read_ahead_2 = options.read_ahead_2,
+                    .touch_guesses = options.touch_guesses,
+                    .split_turn = options.split_turn});
   if (config_.has_ple()) {
     const TableLayout& t = weights_->table();
     row_cache_ = std::make_unique<RowCache>(options.open_file(t.path), t.offset, t.row_bytes, t.rows,
@@ -166,6 +173,8 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
                 .arena = &arena_view_,
                 .scratch = scratch_.get()};
   StreamTurns turns(*stream_, poll);
+  stream_->begin_run(graph.mode == GraphMode::kWindow ? TurnKind::kDecode : TurnKind::kPrompt,
+                     run.n_tokens);
   try {
     backend_->run_graph_seg(graph, run, turns, poll);
   } catch (...) {

@@ -21,6 +21,10 @@
 
 namespace esker {
 
+inline constexpr uint64_t kDefaultContext = 4096;
+inline constexpr int kReaderThreads = 4;
+inline constexpr uint32_t kReadAhead = 16;
+
 struct EngineOptions {
   std::string path;
   std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
@@ -36,11 +40,12 @@ struct EngineOptions {
   int threads = 0;               // 0: one per core
   Activations activations = Activations::kExact;
   int reader_threads = 0;        // 0: kReaderThreads
+  uint32_t read_ahead = kReadAhead;  // guesses a token for the next layer; see stream/expert_stream.h
+  uint32_t read_ahead_2 = 0;         // and for the layer after it
+  bool touch_guesses = false;
+  bool split_turn = true;
   FileOpener open_file = open_direct;
 };
-
-inline constexpr uint64_t kDefaultContext = 4096;
-inline constexpr int kReaderThreads = 4;
 
 struct EngineCounters {
   StreamCounters stream;

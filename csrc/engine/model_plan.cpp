@@ -33,9 +33,13 @@ MemoryPlan plan_model(const EngineOptions& options, const Config& config, const 
     request.table_bytes = table.rows * table.row_bytes;
     request.table_cache_bytes = RowCache::bytes_for_all(table.row_bytes, table.rows);
   }
+  const uint32_t guess_layers = options.read_ahead_2 > 0 ? 2 : options.read_ahead > 0 ? 1 : 0;
+  request.guess_layers = guess_layers;
+  request.guess_bytes = weights.router_copies_bytes();
   request.scratch_bytes_per_token =
-      sizeof(float) * std::max(build_graph(config, GraphMode::kWindow).scratch_width,
-                               build_graph(config, GraphMode::kPrompt).scratch_width);
+      sizeof(float) *
+      std::max(build_graph(config, GraphMode::kWindow, guess_layers).scratch_width,
+               build_graph(config, GraphMode::kPrompt, std::min(guess_layers, 1u)).scratch_width);
   request.recurrent_bytes = layout.n_recurrent * sizeof(float);
   request.appended_bytes = layout.n_appended * sizeof(float);
   request.memory_bytes = options.memory_bytes;

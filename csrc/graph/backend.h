@@ -36,6 +36,7 @@ struct ExpertRound {
   std::span<const int32_t> experts;    // ascending: compute these now
   std::span<const int32_t> residency;  // [n_expert] slot code or -1
   bool more = false;                   // another round follows
+  bool held = false;                   // all experts of the turn stay where they are until its end
 };
 
 // The host's side of a run. Called by the backend on the thread that called run_graph_seg.
@@ -44,9 +45,11 @@ class HostTurns {
   virtual ~HostTurns() = default;
   // At the signal: the picks [T * K] of the layer are known. Starts the demand reads.
   virtual void begin_turn(int layer, std::span<const int32_t> picks) = 0;
+  // At the cut: guessed scores [T, E] of a later layer, valid until the after-turn.
+  virtual void guessed(int layer, std::span<const float> scores) = 0;
   // At the cut: waits until round `round`'s experts are there. May throw; the run then ends.
   virtual ExpertRound finish_turn(int layer, int round) = 0;
-  // After the device has been let go with the last round.
+  // After the device has been let go with the last round; what that computes stays where it is.
   virtual void after_turn(int layer) = 0;
 };
 

@@ -14,7 +14,10 @@ namespace {
 
 class Builder {
  public:
-  Builder(const Config& config, GraphMode mode) : c_(config) { g_.mode = mode; }
+  Builder(const Config& config, GraphMode mode, uint32_t guess_layers)
+      : c_(config), guess_layers_(guess_layers) {
+    g_.mode = mode;
+  }
 
   Graph build() {
     residual_ = buffer("residual", c_.n_stream * c_.d_model);
@@ -145,6 +148,11 @@ class Builder {
     add({.kind = OpKind::kRoute, .in = {scores}, .out = {picks, weights}});
 
     Segment s{.layer = layer_, .signal = next_op(), .cut = 0, .end = 0, .picks = picks};
+    for (uint32_t i = 0; i < guess_layers_; ++i) {
+      const int32_t later = layer_ + 1 + static_cast<int32_t>(i);
+      if (later >= static_cast<int32_t>(c_.n_layer)) break;
+      s.guesses[i] = matmul("guess", {Role::kRouterAhead, later}, x, c_.n_expert);
+    }
     const BufferId gate = matmul("shared_gate", of(Role::kSharedGate), x, c_.d_shared);
     const BufferId up = matmul("shared_up", of(Role::kSharedUp), x, c_.d_shared);
     const BufferId act = buffer("shared_act", c_.d_shared);
@@ -185,6 +193,11 @@ class Builder {
       for (BufferId id : g_.ops[static_cast<size_t>(i)].in) touch(id);
       for (BufferId id : g_.ops[static_cast<size_t>(i)].out) touch(id);
     }
+    for (const Segment& s : g_.segments) {
+      for (const BufferId id : s.guesses) {
+        if (id != kNoBuffer) g_.buffers[static_cast<size_t>(id)].last_op = s.cut;
+      }
+    }
     std::vector<BufferDesc*> placed;
     for (BufferDesc& b : g_.buffers) {
       if (b.kind != BufferKind::kScratch) continue;
@@ -210,6 +223,7 @@ class Builder {
   static uint64_t padded(uint32_t width) { return align_up(width, 16); }
 
   const Config& c_;
+  const uint32_t guess_layers_;
   Graph g_;
   int32_t layer_ = -1;
   BufferId residual_ = kNoBuffer;
@@ -217,7 +231,9 @@ class Builder {
 
 }  // namespace
 
-Graph build_graph(const Config& config, GraphMode mode) { return Builder(config, mode).build(); }
+Graph build_graph(const Config& config, GraphMode mode, uint32_t guess_layers) {
+  return Builder(config, mode, guess_layers).build();
+}
 
 StateLayout make_state_layout(const Config& c, uint64_t context) {
   StateLayout s;

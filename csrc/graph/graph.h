@@ -89,11 +89,13 @@ struct Op {
 };
 
 // One streaming layer's host turn, as op indices: the device signals before op `signal`, runs
-// [signal, cut) meanwhile, waits at `cut`, and runs [cut, end) once per round of experts.
+// [signal, cut) meanwhile, waits at `cut`, and runs [cut, end) once per round of experts. The guesses,
+// router scores [E] of the next layer and of the one after it, are there at the cut.
 struct Segment {
   int32_t layer;
   int32_t signal, cut, end;
   BufferId picks;
+  std::array<BufferId, 2> guesses{kNoBuffer, kNoBuffer};
 };
 
 // Where a session's state lies, in float32 elements.
@@ -129,7 +131,8 @@ struct Graph {
   std::vector<Segment> segments;
   uint64_t scratch_width = 0;  // elements a token, buffers that never live together sharing
 };
-Graph build_graph(const Config& config, GraphMode mode);
+// guess_layers: for how many layers ahead each segment guesses experts, 0 to 2.
+Graph build_graph(const Config& config, GraphMode mode, uint32_t guess_layers = 0);
 
 // The graph as text, one op a line; for people and tests.
 std::string dump(const Graph& graph);

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "formats/quantize.h"
 #include "formats/quants.h"
 
 namespace esker {
@@ -21,7 +22,7 @@ constexpr const char* kTableName = "per_layer_token_embd.weight";
 constexpr const char* kConvertAgain = "convert the model again with a current converter";
 
 // Which layers have a role's tensor.
-enum class Scope { kGlobal, kEvery, kLinear, kFull, kIndexed, kPle };
+enum class Scope { kGlobal, kEvery, kLinear, kFull, kIndexed, kPle, kMade };
 
 struct RoleSpec {
   Role role;
@@ -73,6 +74,7 @@ constexpr RoleSpec kRoles[] = {
     {Role::kPleNormQuery, Scope::kPle, "ple_norm_query.weight"},
     {Role::kPleNormConv, Scope::kPle, "ple_norm_conv.weight"},
     {Role::kPleConv, Scope::kPle, "ple_conv1d.weight"},
+    {Role::kRouterAhead, Scope::kMade, "ffn_gate_inp.weight, copy"},
 };
 static_assert(std::size(kRoles) == static_cast<size_t>(Role::kCount));
 
@@ -100,7 +102,7 @@ Shape shape_of(Role role, const Config& c) {
     case Role::kOutputHcDown: case Role::kHcAttnDown: case Role::kHcFfnDown: return {q, streams};
     case Role::kOutputHcUp: case Role::kHcAttnUp: case Role::kHcFfnUp: return {streams, q};
     case Role::kHcAttnInject: case Role::kHcFfnInject: return {c.n_stream, streams};
-    case Role::kRouter: return {c.n_expert, d};
+    case Role::kRouter: case Role::kRouterAhead: return {c.n_expert, d};
     case Role::kSharedRouter: return {1, d};
     case Role::kSharedGate: case Role::kSharedUp: return {c.d_shared, d};
     case Role::kSharedDown: return {d, c.d_shared};
@@ -128,7 +130,7 @@ Shape shape_of(Role role, const Config& c) {
 
 bool has_role(Scope scope, const Config& c, uint32_t layer) {
   switch (scope) {
-    case Scope::kGlobal: return false;
+    case Scope::kGlobal: case Scope::kMade: return false;
     case Scope::kEvery: return true;
     case Scope::kLinear: return c.is_linear[layer] != 0;
     case Scope::kFull: return c.is_linear[layer] == 0;
@@ -290,6 +292,13 @@ ExpertLayout make_experts(Finder& finder, const std::string& prefix, const Confi
   return layout;
 }
 
+// Of a router's Q8_0 copy; 0 where it would save nothing.
+uint64_t copy_bytes(const Weight& router) {
+  if (router.cols % weight_type_info(WeightType::kQ8_0).block_elements != 0) return 0;
+  const uint64_t bytes = router.rows * weight_bytes(WeightType::kQ8_0, router.cols);
+  return bytes < router.bytes ? bytes : 0;
+}
+
 TableLayout make_table(Finder& finder, const Config& c) {
   const TensorInfo& tensor =
       finder.require(kTableName, {c.d_ple_row, c.ple_table_rows},
@@ -351,6 +360,36 @@ Weights::Weights(Role role, std::span<const Weight> matrices) : layers_(matrices
   for (size_t i = 0; i < matrices.size(); ++i) {
     layers_[i][static_cast<size_t>(role)] = matrices[i];
     dense_bytes_ += matrices[i].bytes;
+  }
+}
+
+uint64_t Weights::router_copies_bytes() const {
+  uint64_t bytes = 0;
+  for (const RoleTable& of : layers_) bytes += copy_bytes(of[static_cast<size_t>(Role::kRouter)]);
+  return bytes;
+}
+
+void Weights::make_router_copies() {
+  router_copies_.clear();
+  for (RoleTable& of : layers_) {
+    const Weight& router = of[static_cast<size_t>(Role::kRouter)];
+    Weight& copy = of[static_cast<size_t>(Role::kRouterAhead)];
+    copy = router;
+    const uint64_t bytes = copy_bytes(router);
+    if (bytes == 0) continue;
+    std::vector<uint8_t>& blocks = router_copies_.emplace_back(bytes);
+    std::vector<float> row(router.cols);
+    const DecodeFn decode = weight_decoder(router.type);
+    for (uint64_t r = 0; r < router.rows; ++r) {
+      decode(router.data + r * router.row_bytes(), row.data(), static_cast<int64_t>(row.size()));
+      // A damaged router shows in the logits; here it would only end the load.
+      for (float& v : row) v = std::isfinite(v) ? v : 0.0f;
+      quantize(WeightType::kQ8_0, row.data(), blocks.data() + r * (bytes / router.rows),
+               static_cast<int64_t>(row.size()));
+    }
+    copy.type = WeightType::kQ8_0;
+    copy.data = blocks.data();
+    copy.bytes = bytes;
   }
 }
 

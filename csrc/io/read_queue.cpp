@@ -127,6 +127,23 @@ void ReadQueue::wait(const ReadTicket& ticket, const InterruptCheck& check) {
   if (error) std::rethrow_exception(error);
 }
 
+void ReadQueue::promote(const ReadTicket& ticket) {
+  const std::lock_guard lock(mutex_);
+  auto& ahead = queued_[static_cast<int>(ReadPriority::kAhead)];
+  const auto at = std::find_if(ahead.begin(), ahead.end(),
+                               [&](const auto& other) { return other.get() == &ticket; });
+  if (at == ahead.end()) return;
+  queued_[static_cast<int>(ReadPriority::kDemand)].push_back(*at);
+  ahead.erase(at);
+}
+
+uint64_t ReadQueue::bytes_begun(const ReadTicket& ticket) const {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = ticket.piece_bytes;
+  for (size_t i = 0; i < ticket.piece_index; ++i) bytes += ticket.pieces[i].bytes;
+  return bytes;
+}
+
 bool ReadQueue::drop(const ReadTicket& ticket) noexcept {
   const std::lock_guard lock(mutex_);
   if (ticket.queued) drop_locked(ticket, dropped_error());

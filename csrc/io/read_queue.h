@@ -53,6 +53,10 @@ class ReadQueue {
   void wait(const ReadTicket& ticket, const InterruptCheck& check);
   // The same, but says nothing of how the request ended.
   void wait_until_done(const ReadTicket& ticket, const InterruptCheck& check);
+  // A request that was queued behind others is wanted now: it moves to the end of the demand reads.
+  void promote(const ReadTicket& ticket);
+  // Of the request, as far as reads have begun.
+  uint64_t bytes_begun(const ReadTicket& ticket) const;
   // Drops the request if no piece has started; otherwise waits for the running piece to end (never
   // longer than one read). Afterwards the memory is free to use. Never throws.
   void cancel(const ReadTicket& ticket) noexcept;

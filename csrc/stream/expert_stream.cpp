@@ -2,11 +2,12 @@
 #include "stream/expert_stream.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "stream/policy.h"
+#include "stream/guess.h"
 
 namespace esker {
 namespace {
@@ -64,51 +65,73 @@ void check_layouts(const std::vector<RecordLayout>& layers, uint32_t n_expert,
 }  // namespace
 
 struct ExpertStream::State {
+  using Load = ResidencyPolicy::Load;
+  struct Round {
+    std::vector<int32_t> experts;  // ascending
+    std::vector<Load> loads;       // that have not ended; empty once the round is finished
+  };
+
   State(std::vector<RecordLayout> records, uint32_t n_expert, const ArenaPlan& plan,
-        uint8_t* memory, const StreamOptions& options)
+        uint8_t* memory, const StreamOptions& wanted)
       : layers(std::move(records)),
         arena(memory),
+        options(wanted),
         policy(plan, n_expert),
         picked(n_expert, 0),
-        queue(options.reader_threads) {}
+        tickets(plan.slot_count()),
+        queue(wanted.reader_threads) {
+    abandoned.reserve(tickets.size());  // giving up must not fail
+  }
 
   void check_layer(int layer) const;
   void gather_experts(int layer, std::span<const int32_t> picks);
-  std::span<const int32_t> round_of(int layer, int round) const;
-  void start(int layer, std::span<const int32_t> picks, int round, const InterruptCheck& check);
-  void finish(const InterruptCheck& check);
-  void give_up() noexcept;
+  void begin(int layer, std::span<const int32_t> picks, const InterruptCheck& check);
+  bool start_round(Round& to, bool overlapped);
+  void finish_round(const InterruptCheck& check);
+  void submit(uint32_t in_layer, const Load& load, ReadPriority priority);
+  void await(const Load& load, const InterruptCheck& check);
   void await_abandoned(const InterruptCheck& check);
+  void give_up() noexcept;
+  void give_up(Round& of) noexcept;
+  void tidy(int layer, const InterruptCheck& check);
+  void read_ahead(uint32_t to_layer, uint32_t depth, std::span<const float> scores);
 
   const std::vector<RecordLayout> layers;
   uint8_t* const arena;
+  const StreamOptions options;
   ResidencyPolicy policy;
   std::vector<uint8_t> picked;    // [n_expert] scratch, zero between calls
-  std::vector<int32_t> experts;   // of the turn, ascending
+  std::vector<int32_t> experts;   // scratch: of the turn; candidates for read-ahead
   StreamCounters counters;
-  // The round that has been started and not finished: its loads (the policy's) and their reads.
-  bool started = false;
-  uint32_t started_layer = 0;
-  std::span<const ResidencyPolicy::Load> loads;
-  std::shared_ptr<ReadTicket> ticket;  // null when nothing had to be read
+  TurnKind kind = TurnKind::kDecode;
+  uint32_t n_tokens = 1;
+  // The turn at hand.
+  bool begun = false;
+  uint32_t layer = 0;
+  int next_round = 0;
+  bool held = false;
+  Round current, upcoming;        // the round the device asks for, the one being read meanwhile
+  std::vector<int32_t> answer;
+  std::vector<std::pair<uint32_t, std::span<const float>>> guesses;  // (layer, scores)
+  std::vector<std::shared_ptr<ReadTicket>> tickets;  // by slot: loading, pre and limbo
   // Reads of a turn that failed or was interrupted, still running into slots that are free by now.
   // The next turn awaits them before anything else, so a stalled disk cannot hold up an interrupt,
   // and no decision depends on when they end.
-  std::shared_ptr<ReadTicket> abandoned;
+  std::vector<std::shared_ptr<ReadTicket>> abandoned;
   ReadQueue queue;                // last: its readers end before all else goes
 };
 
-void ExpertStream::State::check_layer(int layer) const {
-  if (layer >= 0 && static_cast<uint32_t>(layer) < policy.n_layer()) return;
+void ExpertStream::State::check_layer(int l) const {
+  if (l >= 0 && static_cast<uint32_t>(l) < policy.n_layer()) return;
   raise(ErrorKind::kUsage, "stream",
         {.what = "no such layer",
-         .got = std::to_string(layer),
+         .got = std::to_string(l),
          .want = "0 to " + std::to_string(policy.n_layer() - 1),
          .where = {},
          .hint = {}});
 }
 
-void ExpertStream::State::gather_experts(int layer, std::span<const int32_t> picks) {
+void ExpertStream::State::gather_experts(int l, std::span<const int32_t> picks) {
   const int64_t n_expert = policy.n_expert();
   for (const int32_t pick : picks) {
     if (pick >= 0 && pick < n_expert) continue;
@@ -116,7 +139,7 @@ void ExpertStream::State::gather_experts(int layer, std::span<const int32_t> pic
           {.what = "a picked expert does not exist",
            .got = std::to_string(pick),
            .want = "0 to " + std::to_string(n_expert - 1),
-           .where = "layer " + std::to_string(layer),
+           .where = "layer " + std::to_string(l),
            .hint = {}});
   }
   experts.clear();
@@ -129,86 +152,152 @@ void ExpertStream::State::gather_experts(int layer, std::span<const int32_t> pic
 }
 
 void ExpertStream::State::await_abandoned(const InterruptCheck& check) {
-  if (!abandoned) return;
   const Stopwatch waiting(&counters.wait_ns);
-  queue.wait_until_done(*abandoned, check);
-  abandoned.reset();
-}
-
-// The experts of a round of the turn at hand.
-std::span<const int32_t> ExpertStream::State::round_of(int layer, int round) const {
-  const size_t per_round = policy.slot_count(static_cast<uint32_t>(layer));
-  const size_t first = round < 0 ? experts.size() : static_cast<size_t>(round) * per_round;
-  if (round != 0 && first >= experts.size()) {
-    raise(ErrorKind::kUsage, "stream",
-          {.what = "the turn has no such round",
-           .got = std::to_string(round),
-           .want = "less than " + std::to_string((experts.size() + per_round - 1) / per_round),
-           .where = "layer " + std::to_string(layer),
-           .hint = {}});
+  while (!abandoned.empty()) {
+    queue.wait_until_done(*abandoned.back(), check);
+    abandoned.pop_back();
   }
-  const size_t count = std::min(per_round, experts.size() - first);
-  return std::span<const int32_t>(experts).subspan(first, count);
 }
 
-// Looks a round's experts up and submits all its demand reads at once.
-void ExpertStream::State::start(int layer, std::span<const int32_t> picks, int round,
-                                const InterruptCheck& check) {
-  give_up();
-  check_layer(layer);
-  gather_experts(layer, picks);
-  const std::span<const int32_t> wanted = round_of(layer, round);
-  await_abandoned(check);
-  const auto l = static_cast<uint32_t>(layer);
-  loads = policy.request(l, wanted);
-  started = true;
-  started_layer = l;
-  if (round == 0) counters.turns += 1;
-  counters.lookups += wanted.size();
-  counters.hits += wanted.size() - loads.size();
-  counters.demand_misses += loads.size();
-  if (loads.empty()) return;
+void ExpertStream::State::submit(uint32_t in_layer, const Load& load, ReadPriority priority) {
   std::vector<ReadPiece> pieces;
-  pieces.reserve(loads.size() * layers[l].pieces.size());
-  for (const auto& load : loads) {
-    counters.evictions += load.evicts;
-    uint8_t* const record = arena + policy.slot_offset_bytes(load.slot);
-    for (const RecordPiece& piece : layers[l].pieces) {
-      pieces.push_back({.file = piece.file,
-                        .offset = piece.offset + load.expert * piece.stride_bytes,
-                        .bytes = piece.bytes,
-                        .to = record + piece.record_offset});
+  pieces.reserve(layers[in_layer].pieces.size());
+  uint8_t* const record = arena + policy.slot_offset_bytes(load.slot);
+  for (const RecordPiece& piece : layers[in_layer].pieces) {
+    pieces.push_back({.file = piece.file,
+                      .offset = piece.offset + load.expert * piece.stride_bytes,
+                      .bytes = piece.bytes,
+                      .to = record + piece.record_offset});
+  }
+  tickets[load.slot] = queue.submit(std::move(pieces), priority);
+}
+
+void ExpertStream::State::begin(int l, std::span<const int32_t> picks, const InterruptCheck& check) {
+  give_up();
+  check_layer(l);
+  gather_experts(l, picks);
+  await_abandoned(check);
+  layer = static_cast<uint32_t>(l);
+  policy.begin_turn(layer, experts, kind);
+  begun = true;
+  next_round = 0;
+  counters.turns += 1;
+  guesses.clear();
+  start_round(current, false);
+  held = !policy.has_more();
+}
+
+// Looks the next round's experts up and submits its reads. False when an overlapped one must wait.
+bool ExpertStream::State::start_round(Round& to, bool overlapped) {
+  const ResidencyPolicy::Round round = policy.next_round(overlapped);
+  to.experts.assign(round.experts.begin(), round.experts.end());
+  to.loads.assign(round.loads.begin(), round.loads.end());
+  counters.lookups += to.experts.size();
+  counters.hits += to.experts.size() - to.loads.size();
+  for (const Load& load : to.loads) {
+    if (load.claimed) {
+      counters.ahead_hits += 1;
+      counters.ahead_late += !queue.is_done(*tickets[load.slot]);
+      queue.promote(*tickets[load.slot]);
+    } else {
+      counters.demand_misses += 1;
+      counters.evictions += load.evicts;
+      submit(layer, load, ReadPriority::kDemand);
     }
   }
-  ticket = queue.submit(std::move(pieces), ReadPriority::kDemand);
+  return !to.experts.empty();
+}
+
+// A read-ahead that failed is tried again now that it is wanted: nothing depends on when it was read.
+void ExpertStream::State::await(const Load& load, const InterruptCheck& check) {
+  queue.wait_until_done(*tickets[load.slot], check);
+  if (load.claimed) {
+    try {
+      queue.wait(*tickets[load.slot], {});
+      return;
+    } catch (const Error&) {
+      submit(layer, load, ReadPriority::kDemand);
+      queue.wait_until_done(*tickets[load.slot], check);
+    }
+  }
+  queue.wait(*tickets[load.slot], {});
 }
 
 // Waits for the round's reads and makes its experts resident.
-void ExpertStream::State::finish(const InterruptCheck& check) {
-  if (ticket) {
+void ExpertStream::State::finish_round(const InterruptCheck& check) {
+  try {
     const Stopwatch waiting(&counters.wait_ns);
-    try {
-      queue.wait(*ticket, check);
-    } catch (...) {
-      give_up();
-      throw;
-    }
-    ticket.reset();
+    for (const Load& load : current.loads) await(load, check);
+  } catch (...) {
+    give_up();
+    throw;
   }
-  for (const auto& load : loads) {
+  for (const Load& load : current.loads) {
     policy.loaded(load.slot);
-    for (const auto& piece : layers[started_layer].pieces) counters.bytes_read += piece.bytes;
+    tickets[load.slot].reset();
+    for (const RecordPiece& piece : layers[layer].pieces) {
+      counters.bytes_read += piece.bytes;
+      if (load.claimed) counters.bytes_ahead += piece.bytes;
+    }
   }
-  started = false;
+  current.loads.clear();
 }
 
 void ExpertStream::State::give_up() noexcept {
-  if (!started) return;
-  started = false;
-  if (ticket && !queue.drop(*ticket)) abandoned = ticket;
-  ticket.reset();
-  // All of them, read or not: what is resident must not depend on how far the disk had come.
-  for (const auto& load : loads) policy.failed(load.slot);
+  if (!begun) return;
+  begun = false;
+  give_up(current);
+  give_up(upcoming);
+}
+
+// All of its loads, read or not: what is resident must not depend on how far the disk had come.
+void ExpertStream::State::give_up(Round& of) noexcept {
+  for (const Load& load : of.loads) {
+    std::shared_ptr<ReadTicket>& ticket = tickets[load.slot];
+    if (ticket && !queue.drop(*ticket)) abandoned.push_back(ticket);
+    ticket.reset();
+    policy.failed(load.slot);
+  }
+  of.loads.clear();
+}
+
+// Nothing here decides by what the disk has done: a read-ahead that no turn wanted waits in limbo for
+// a whole layer, and then its slot is free.
+void ExpertStream::State::tidy(int l, const InterruptCheck& check) {
+  for (const uint32_t slot : policy.limbo()) {
+    queue.wait_until_done(*tickets[slot], check);
+    const uint64_t bytes = queue.bytes_begun(*tickets[slot]);
+    counters.bytes_read += bytes;
+    counters.bytes_wasted += bytes;
+    tickets[slot].reset();
+  }
+  policy.free_limbo();
+  for (const uint32_t slot : policy.retire(static_cast<uint32_t>(l))) {
+    counters.ahead_wasted += 1;
+    queue.drop(*tickets[slot]);
+  }
+  for (const auto& [to_layer, scores] : guesses) {
+    const uint32_t depth = to_layer == layer + 1 ? options.read_ahead : options.read_ahead_2;
+    if (depth > 0) read_ahead(to_layer, depth, scores);
+  }
+  guesses.clear();
+}
+
+void ExpertStream::State::read_ahead(uint32_t to_layer, uint32_t depth,
+                                     std::span<const float> scores) {
+  GuessRule rule{.n_expert = policy.n_expert(), .depth = depth};
+  if (kind == TurnKind::kDecode) {
+    rank_guesses(rule, scores, {}, &experts);
+  } else {
+    rule.depth = options.n_expert_used;
+    gather_guesses(rule, scores, &experts);
+  }
+  const uint32_t keep = std::min(n_tokens * options.n_expert_used, policy.n_expert());
+  for (const Load& load : policy.read_ahead(to_layer, experts, kind, keep, options.touch_guesses)) {
+    counters.ahead_reads += 1;
+    counters.evictions += load.evicts;
+    submit(to_layer, load, ReadPriority::kAhead);
+  }
 }
 
 ExpertStream::ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert,
@@ -228,31 +317,82 @@ ExpertStream::ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert,
 
 ExpertStream::~ExpertStream() = default;
 
+void ExpertStream::begin_run(TurnKind kind, uint32_t n_tokens) {
+  State& s = *state_;
+  s.give_up();
+  s.kind = kind;
+  s.n_tokens = n_tokens;
+  if (kind == TurnKind::kPrompt) s.policy.begin_prompt();
+}
+
 void ExpertStream::begin_layer(int layer, std::span<const int32_t> picks,
                                const InterruptCheck& check) {
   const Stopwatch host(&state_->counters.host_ns);
-  state_->start(layer, picks, 0, check);
+  state_->begin(layer, picks, check);
 }
 
-TurnResult ExpertStream::at_layer(int layer, std::span<const int32_t> picks, int round,
-                                  const InterruptCheck& check) {
+void ExpertStream::guessed(int layer, std::span<const float> scores) {
+  state_->check_layer(layer);
+  state_->guesses.emplace_back(static_cast<uint32_t>(layer), scores);
+}
+
+TurnResult ExpertStream::at_layer(int layer, int round, const InterruptCheck& check) {
   State& s = *state_;
   const Stopwatch host(&s.counters.host_ns);
-  const bool begun = s.started && round == 0 && static_cast<int64_t>(s.started_layer) == layer;
-  if (!begun) s.start(layer, picks, round, check);
-  s.finish(check);
+  if (!s.begun || static_cast<int64_t>(s.layer) != layer || s.next_round != round) {
+    raise(ErrorKind::kUsage, "stream",
+          {.what = "the round was not begun",
+           .got = "round " + std::to_string(round),
+           .want = s.begun ? "round " + std::to_string(s.next_round) + " of layer " + std::to_string(s.layer)
+                           : "a layer to be begun first",
+           .where = "layer " + std::to_string(layer),
+           .hint = {}});
+  }
+  s.next_round += 1;
+  s.answer.clear();
+  const auto is_loading = [&](int32_t expert) {
+    return std::ranges::binary_search(s.current.loads, static_cast<uint32_t>(expert), {},
+                                      &State::Load::expert);
+  };
+  if (s.held) {
+    // Those that are there first, while the others are being read.
+    const bool split = !s.current.loads.empty() && s.current.loads.size() < s.current.experts.size();
+    if (split && round == 0) {
+      std::ranges::copy_if(s.current.experts, std::back_inserter(s.answer),
+                           [&](int32_t expert) { return !is_loading(expert); });
+      return {.experts = s.answer, .more = true, .held = true};
+    }
+    std::ranges::copy_if(s.current.experts, std::back_inserter(s.answer), [&](int32_t expert) {
+      return round == 0 || is_loading(expert);
+    });
+    s.finish_round(check);
+  } else {
+    if (round > 0) {
+      std::swap(s.current, s.upcoming);
+      if (s.current.experts.empty()) s.start_round(s.current, false);
+      s.upcoming.experts.clear();
+    }
+    s.finish_round(check);
+    s.answer = s.current.experts;
+    if (s.policy.has_more()) s.start_round(s.upcoming, true);
+  }
+  const bool more = s.policy.has_more() || !s.upcoming.loads.empty() || !s.upcoming.experts.empty();
+  if (!more) {
+    s.begun = false;
+    if (!s.options.split_turn) s.tidy(layer, check);
+  }
 #ifndef NDEBUG
   s.policy.check_invariants();
 #endif
-  const std::span<const int32_t> here = s.round_of(layer, round);
-  return {.experts = here, .more = !here.empty() && here.back() != s.experts.back()};
+  return {.experts = s.answer, .more = more, .held = s.held};
 }
 
 void ExpertStream::abandon_turn() noexcept { state_->give_up(); }
 
-void ExpertStream::after_layer(int layer) {
+void ExpertStream::after_layer(int layer, const InterruptCheck& check) {
   const Stopwatch after(&state_->counters.after_ns);
   state_->check_layer(layer);
+  if (state_->options.split_turn) state_->tidy(layer, check);
 }
 
 std::span<const int32_t> ExpertStream::residency(int layer) const {

@@ -16,6 +16,7 @@
 #include "io/file.h"
 #include "io/read_queue.h"
 #include "stream/arena_plan.h"
+#include "stream/policy.h"
 
 namespace esker {
 
@@ -35,24 +36,36 @@ struct RecordLayout {
 
 struct StreamOptions {
   int reader_threads = 4;
+  uint32_t n_expert_used = 0;   // experts a token picks; with read-ahead, what its turns need
+  uint32_t read_ahead = 0;      // guesses a token read ahead for the next layer
+  uint32_t read_ahead_2 = 0;    // and for the layer after it
+  bool touch_guesses = false;   // guesses that are resident become recent
+  bool split_turn = true;       // read-ahead is seen to after the device has been let go, not before
 };
 
 struct StreamCounters {
   uint64_t lookups = 0;         // experts asked for, counted once per turn and expert
   uint64_t hits = 0;            // found resident
+  uint64_t ahead_hits = 0;      // found read ahead, or being read
+  uint64_t ahead_late = 0;      // of which had to be waited for
   uint64_t demand_misses = 0;   // had to be read while the device waited
+  uint64_t ahead_reads = 0;     // experts whose read-ahead was begun
+  uint64_t ahead_wasted = 0;    // of which no turn wanted
   uint64_t evictions = 0;
   uint64_t bytes_read = 0;      // of expert records
+  uint64_t bytes_ahead = 0;     // of which ahead and wanted
+  uint64_t bytes_wasted = 0;    // of which ahead and not wanted, as far as reads had begun
   uint64_t turns = 0;
-  int64_t host_ns = 0;          // inside at_layer
+  int64_t host_ns = 0;          // inside begin_layer and at_layer
   int64_t wait_ns = 0;          // of which waiting for reads
   int64_t after_ns = 0;         // inside after_layer
 };
 
-// One host turn's answer: the experts that are resident now and may be computed.
+// One host turn's answer: experts that are resident now and may be computed.
 struct TurnResult {
   std::span<const int32_t> experts;  // ascending, no duplicates
   bool more = false;                 // another round follows for the same layer
+  bool held = false;                 // all experts of the turn stay where they are until its end
 };
 
 class ExpertStream {
@@ -61,28 +74,36 @@ class ExpertStream {
                uint8_t* arena, const StreamOptions& options);
   ~ExpertStream();
 
+  // Before the layers of a window (decode) or of a prompt's chunk.
+  void begin_run(TurnKind kind, uint32_t n_tokens);
+
   // At the signal of a layer: looks the picked experts up and starts the reads that are missing, so
-  // that the device may compute meanwhile. Optional: at_layer begins what has not been begun.
+  // that the device may compute meanwhile.
+  // picks: expert indices [n], any order, duplicates allowed; an index out of range throws.
   void begin_layer(int layer, std::span<const int32_t> picks, const InterruptCheck& check);
 
-  // At the cut of a layer: brings in the picked experts, waits for them, publishes their slot codes
-  // in residency(layer).
-  // picks: expert indices [n], any order, duplicates allowed; an index out of range throws.
-  // When they do not all fit at once (a prompt in a small arena), they come in rounds of ascending
-  // experts: round 0 starts the turn, and the caller asks for round r + 1, with the same picks,
-  // while `more`. An expert of a finished round may be evicted by a later one. The rounds depend on
-  // picks and arena only, never on the speed of the disk. The answer is valid until the next call.
+  // The guessed scores [T, n_expert] of a later layer, for the after-turn of the layer at hand, until
+  // when they must stay as they are.
+  void guessed(int layer, std::span<const float> scores);
+
+  // At the cut of the layer that was begun: waits for the experts of a round and publishes their slot
+  // codes in residency(layer). The caller asks for round 0, 1, .. while `more`.
+  // Where all experts fit at once they are held until the turn's end: those that are there come in
+  // round 0, those that had to be read in round 1. Where not (a prompt in a small arena), rounds of
+  // ascending experts, and an expert of a finished round may be evicted by a later one; the next
+  // round is read while the device computes this one. The rounds depend on picks and arena only,
+  // never on the speed of the disk. The answer is valid until the next call.
   // On an exception (a failed read, an interrupt) no slot is lost or left loading; the stream works
   // on. Reads of such a turn may run on for a while into slots that are free again: the next turn
   // awaits them first, the destructor last, so the arena must outlive the stream.
-  TurnResult at_layer(int layer, std::span<const int32_t> picks, int round,
-                      const InterruptCheck& check);
+  TurnResult at_layer(int layer, int round, const InterruptCheck& check);
 
   // Gives up a turn that was begun and will not be finished; nothing happens when there is none.
   void abandon_turn() noexcept;
 
-  // After the device has been let go.
-  void after_layer(int layer);
+  // After the device has been let go with the last round: read-aheads that the layer did not want are
+  // retired, those of the layers to come are started.
+  void after_layer(int layer, const InterruptCheck& check);
 
   // [n_expert] slot code within the layer's class, or -1. Valid until the next at_layer.
   std::span<const int32_t> residency(int layer) const;

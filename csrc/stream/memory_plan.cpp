@@ -112,13 +112,20 @@ MemoryPlan make_memory_plan(const PlanRequest& r) {
                {"n-gram row cache", plan.row_cache_bytes}};
   uint64_t fixed = 0;
   for (const PlanRow& row : plan.rows) fixed += row.bytes;
-
   ArenaRequest arena{.record_bytes = r.record_bytes, .n_expert = r.n_expert, .arena_bytes = 0,
                      .class_waste = r.class_waste, .min_slots = r.min_slots,
                      .turn_slots = r.n_expert_used};
   plan.least_arena_bytes = least_arena_bytes(arena);
   arena.arena_bytes = settle_arena(r, plan, fixed, arena);
   plan.arena = plan_arena(arena);
+  if (r.guess_layers > 0 && plan.arena.slot_count() < r.n_expert * r.record_bytes.size()) {
+    // Something will be read, so reading ahead pays: its memory comes before the arena's.
+    plan.guess_layers = r.guess_layers;
+    plan.rows.push_back({"routers for read-ahead", r.guess_bytes});
+    fixed += r.guess_bytes;
+    arena.arena_bytes = settle_arena(r, plan, fixed, arena);
+    plan.arena = plan_arena(arena);
+  }
   plan.rows.push_back({"expert arena", plan.arena.total_bytes});
   plan.total_bytes = fixed + plan.arena.total_bytes;
   const bool limited = r.memory_bytes != 0 || r.keep_free_bytes != 0;

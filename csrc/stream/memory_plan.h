@@ -22,6 +22,8 @@ struct PlanRequest {
   uint64_t table_bytes = 0;            // n-gram table, stays on disk
   uint64_t table_cache_bytes = 0;      // of a row cache that holds all of it
   uint64_t scratch_bytes_per_token = 0;
+  uint64_t guess_bytes = 0;            // of what read-ahead guesses with
+  uint32_t guess_layers = 0;           // for how many layers it does, if anything is left to read
   uint64_t recurrent_bytes = 0;        // of one session; held twice (before and after a run)
   uint64_t appended_bytes = 0;         // of one session at the full context
   // The options; 0 = choose.
@@ -51,6 +53,7 @@ struct MemoryPlan {
   uint64_t row_cache_bytes = 0;
   uint32_t chunk = 0;
   uint64_t context = 0;
+  uint32_t guess_layers = 0;   // 0 where the arena holds every expert
   ArenaPlan arena;
   // What it was made for.
   MachineMemory machine;

@@ -25,6 +25,10 @@ class Engine:
         class_waste: float = 0.15,
         min_slots: int = 0,
         keep_free_bytes: int = 0,
+        read_ahead: int = 16,
+        read_ahead_2: int = 0,
+        touch_guesses: bool = False,
+        split_turn: bool = True,
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...
@@ -80,6 +84,8 @@ def plan_file(
     min_slots: int = 0,
     class_waste: float = 0.15,
     chunk: int = 0,
+    read_ahead: int = 16,
+    read_ahead_2: int = 0,
 ) -> dict[str, Any]: ...
 def decode_weights(type_id: int, data: bytes, n: int) -> npt.NDArray[np.float32]: ...
 def quantize_weights(type_id: int, weights: npt.NDArray[np.float32]) -> bytes: ...

@@ -52,6 +52,10 @@ class Model:
         class_waste: float | None = None,
         min_slots: int | None = None,
         keep_free: int | str | None = None,
+        read_ahead: int | None = None,
+        read_ahead_2: int | None = None,
+        touch_guesses: bool | None = None,
+        split_turn: bool | None = None,
     ) -> None:
         """Opens a GGUF file, or the first shard of one; None is the demo model in the package.
 
@@ -72,6 +76,11 @@ class Model:
             min_slots: least slots of each size.
             keep_free: memory to leave free, as `memory`; default 7/24 of the
                 machine's, 1/16 of a container's limit.
+            read_ahead: experts a token that are guessed for the next layer and read ahead,
+                where the arena does not hold all; default 16, 0 = off. No text depends on it.
+            read_ahead_2: the same for the layer after the next; default 0.
+            touch_guesses: whether a guess makes a resident expert recent; default no.
+            split_turn: whether read-ahead is seen to after the device has gone on; default yes.
 
         Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
         UsageError (an option).
@@ -91,10 +100,14 @@ class Model:
                 "class_waste": class_waste,
                 "min_slots": min_slots,
                 "keep_free": keep_free,
+                "read_ahead": read_ahead,
+                "read_ahead_2": read_ahead_2,
+                "touch_guesses": touch_guesses,
+                "split_turn": split_turn,
             }
         )
         self.path = options.model or demo_path()
-        self.activations = options.activations
+        self.options = options
         self._open: _core.Engine | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         begin = time.perf_counter()
@@ -112,6 +125,10 @@ class Model:
             class_waste=options.class_waste,
             min_slots=options.min_slots,
             keep_free_bytes=options.keep_free,
+            read_ahead=options.read_ahead,
+            read_ahead_2=options.read_ahead_2,
+            touch_guesses=options.touch_guesses,
+            split_turn=options.split_turn,
         )
         self.load_s = time.perf_counter() - begin
 

@@ -162,6 +162,16 @@ def _one_of(*names: str) -> Callable[[object], str]:
     return parse
 
 
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
+    word = str(value).strip().lower()
+    if word not in words:
+        raise _Bad("on or off")
+    return words[word]
+
+
 def _path(value: object) -> str:
     want = "a path"
     try:
@@ -257,6 +267,34 @@ LOAD = (
     ),
     Option("chunk", _count, 0, "N", "tokens of a prompt computed together"),
     Option(
+        "read_ahead",
+        _integer_between(0, _COUNT_MAX, "a whole number from 0 (0 = off)"),
+        16,
+        "K",
+        "experts a token that are guessed and read ahead for the next layer (default 16, 0 = off)",
+    ),
+    Option(
+        "read_ahead_2",
+        _integer_between(0, _COUNT_MAX, "a whole number from 0 (0 = off)"),
+        0,
+        "K",
+        "the same for the layer after the next (default 0)",
+    ),
+    Option(
+        "touch_guesses",
+        _switch,
+        False,
+        "SWITCH",
+        "whether a guess makes a resident expert recent: on or off (default off)",
+    ),
+    Option(
+        "split_turn",
+        _switch,
+        True,
+        "SWITCH",
+        "whether read-ahead is seen to after the device has gone on: on (default) or off",
+    ),
+    Option(
         "ngram_table",
         _path,
         None,
@@ -329,6 +367,10 @@ class LoadOptions:
     threads: int
     activations: str
     chunk: int
+    read_ahead: int
+    read_ahead_2: int
+    touch_guesses: bool
+    split_turn: bool
     ngram_table: str | None
 
 

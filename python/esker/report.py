@@ -82,12 +82,21 @@ def stream_table(result: Completion) -> Table:
     for key in ("lookups", "hits"):
         row(key, [(str(c[key]), _per(c[key], n)) for n, _, c in parts])
     row("hit rate", [(_share(c["hits"], c["lookups"]), "") for _, _, c in parts])
-    for key in ("demand_misses", "evictions"):
-        row(key.replace("_", " "), [(str(c[key]), _per(c[key], n)) for n, _, c in parts])
-    row("bytes read", [_bytes_pair(c["bytes_read"], n) for n, _, c in parts])
+    for key, name in (
+        ("ahead_hits", "read ahead"),
+        ("ahead_late", "  waited for"),
+        ("demand_misses", "demand misses"),
+        ("ahead_wasted", "read ahead in vain"),
+        ("evictions", "evictions"),
+    ):
+        row(name, [(str(c[key]), _per(c[key], n)) for n, _, c in parts])
+    for key, name in (("bytes_read", "bytes read"), ("bytes_wasted", "  in vain")):
+        row(name, [_bytes_pair(c[key], n) for n, _, c in parts])
+    for key, name in (("wait_ns", "waiting ms"), ("after_ns", "after-turn ms")):
+        row(name, [(f"{c[key] / 1e6:.1f}", _per(c[key] / 1e6, n, "{:.2f}")) for n, _, c in parts])
     row(
-        "waiting ms",
-        [(f"{c['wait_ns'] / 1e6:.1f}", _per(c["wait_ns"] / 1e6, n, "{:.2f}")) for n, _, c in parts],
+        "  waiting, of the time",
+        [(f"{100 * c['wait_ns'] / 1e9 / s:.1f} %" if s > 0 else "-", "") for _, s, c in parts],
     )
     row("n-gram rows", [(str(c["row_lookups"]), _per(c["row_lookups"], n)) for n, _, c in parts])
     row("  hit rate", [(_share(c["row_hits"], c["row_lookups"]), "") for _, _, c in parts])
@@ -265,8 +274,8 @@ def _traffic_table(traffic: Mapping[str, Any]) -> Table:
     table = Table(
         box=SIMPLE,
         title="weights read per decoded token",
-        caption="read-ahead counts only in the total with read-ahead, which this version does not"
-        " do yet",
+        caption="read-ahead is done, and counts, only where the arena does not hold all experts;"
+        " for two layers here",
     )
     _columns(table, "role", "calls", "types", "n_in x n_out", "MB", "share", left=(0, 2, 3))
     table.columns[0].no_wrap = True

@@ -32,8 +32,12 @@ struct Bench {
   AlignedBuffer arena;
   std::unique_ptr<ExpertStream> stream;
 
+  uint64_t guessed = 0;  // times
+
   // arena_bytes 0: the least.
-  explicit Bench(uint64_t arena_bytes, int threads = 2, uint32_t turn_slots = 3) {
+  explicit Bench(uint64_t arena_bytes, int threads = 2, uint32_t read_ahead = 0,
+                 bool split_turn = true) {
+    const uint32_t turn_slots = 3;
     for (int layer = 0; layer < kLayers; ++layer) layers.push_back(layout(layer));
     for (const RecordLayout& l : layers) request.record_bytes.push_back(l.record_bytes);
     request.n_expert = kExperts;
@@ -42,7 +46,11 @@ struct Bench {
     plan = plan_arena(request);
     arena = AlignedBuffer(plan.total_bytes, "a test");
     stream = std::make_unique<ExpertStream>(layers, kExperts, plan, arena.data(),
-                                            StreamOptions{.reader_threads = threads});
+                                            StreamOptions{.reader_threads = threads,
+                                                          .n_expert_used = turn_slots,
+                                                          .read_ahead = read_ahead,
+                                                          .read_ahead_2 = read_ahead / 2,
+                                                          .split_turn = split_turn});
   }
 
   RecordLayout layout(int layer) const {
@@ -83,21 +91,47 @@ struct Bench {
   int turn(int layer, const std::vector<int32_t>& picks) {
     std::vector<int32_t> seen;
     int round = 0;
+    stream->begin_layer(layer, picks, kNoCheck);
+    std::vector<std::vector<float>> scores;
+    for (int later = layer + 1; later < std::min(layer + 3, kLayers); ++later) {
+      std::mt19937 random(static_cast<uint32_t>(++guessed));
+      std::vector<float>& of = scores.emplace_back(kExperts);
+      for (float& score : of) score = static_cast<float>(random() % 100);
+      stream->guessed(later, of);
+    }
     for (bool more = true; more; ++round) {
-      const TurnResult result = stream->at_layer(layer, picks, round, kNoCheck);
+      const TurnResult result = stream->at_layer(layer, round, kNoCheck);
       more = result.more;
-      for (const int32_t expert : result.experts) {
+      // What is held is computed at the end.
+      if (!result.held) seen_here.clear();
+      seen_here.insert(seen_here.end(), result.experts.begin(), result.experts.end());
+      for (const int32_t expert : seen_here) {
         CHECK(stream->residency(layer)[static_cast<size_t>(expert)] >= 0);
-        seen.push_back(expert);
       }
+      CHECK(std::ranges::is_sorted(result.experts));
+      CHECK(result.held || seen.empty() || result.experts.empty() || seen.back() < result.experts[0]);
+      seen.insert(seen.end(), result.experts.begin(), result.experts.end());
       check_contents();
     }
-    stream->after_layer(layer);
+    stream->after_layer(layer, kNoCheck);
+    for (const int32_t expert : seen_here) {  // still being computed
+      CHECK(stream->residency(layer)[static_cast<size_t>(expert)] >= 0);
+    }
+    seen_here.clear();
+    std::ranges::sort(seen);
     std::vector<int32_t> want(picks);
     std::ranges::sort(want);
     want.erase(std::unique(want.begin(), want.end()), want.end());
     CHECK(seen == want);
     return round;
+  }
+
+  std::vector<int32_t> seen_here;  // of the turn's last round, or all that are held
+
+  // Begins a turn and waits until it has all experts of its first round.
+  void whole_round(int layer, const std::vector<int32_t>& picks, const InterruptCheck& check) {
+    stream->begin_layer(layer, picks, check);
+    if (stream->at_layer(layer, 0, check).more) stream->at_layer(layer, 1, check);
   }
 
   std::vector<int32_t> maps() const {
@@ -127,7 +161,9 @@ void run_trace(Bench& bench, uint32_t seed, int turns) {
   std::mt19937 random(seed);
   for (int i = 0; i < turns; ++i) {
     // Mostly decode, now and then a prompt.
-    bench.turn(i % kLayers, random_picks(random, i % 9 == 0 ? 40 : 3));
+    const bool prompt = i % 9 == 0;
+    bench.stream->begin_run(prompt ? TurnKind::kPrompt : TurnKind::kDecode, prompt ? 13 : 1);
+    bench.turn(i % kLayers, random_picks(random, prompt ? 40 : 3));
   }
 }
 
@@ -143,7 +179,7 @@ TEST(expert_stream_contents_for_every_arena) {
       run_trace(bench, static_cast<uint32_t>(threads), 60);
       const StreamCounters c = bench.stream->counters();
       CHECK_EQUAL(c.turns, 60u);
-      CHECK_EQUAL(c.lookups, c.hits + c.demand_misses);
+      CHECK_EQUAL(c.lookups, c.hits + c.ahead_hits + c.demand_misses);
       CHECK(c.host_ns >= c.wait_ns && c.wait_ns >= 0 && c.after_ns >= 0);
     }
   }
@@ -180,24 +216,31 @@ TEST(expert_stream_everything_fits_reads_each_record_once) {
 }
 
 TEST(expert_stream_rounds_depend_on_picks_and_arena_only) {
-  Bench bench(0);  // three slots a class
-  std::vector<int32_t> picks = {15, 2, 9, 4, 4, 7, 0, 12};
-  CHECK_EQUAL(bench.turn(0, {9, 12}), 1);
-  for (int pass = 0; pass < 2; ++pass) {
-    const TurnResult first = bench.stream->at_layer(0, picks, 0, kNoCheck);
-    CHECK(first.more);
-    CHECK(std::ranges::equal(first.experts, std::vector<int32_t>{0, 2, 4}));
-    const TurnResult second = bench.stream->at_layer(0, picks, 1, kNoCheck);
-    CHECK(second.more);
-    CHECK(std::ranges::equal(second.experts, std::vector<int32_t>{7, 9, 12}));
-    CHECK_EQUAL(bench.stream->residency(0)[4], -1);
-    const TurnResult third = bench.stream->at_layer(0, picks, 2, kNoCheck);
-    CHECK(!third.more);
-    CHECK(std::ranges::equal(third.experts, std::vector<int32_t>{15}));
-    bench.check_contents();
+  std::vector<std::vector<int32_t>> first;
+  for (const int threads : {1, 4}) {
+    Bench bench(0, threads);  // three slots a class
+    const std::vector<int32_t> picks = {15, 2, 9, 4, 4, 7, 0, 12};
+    CHECK_EQUAL(bench.turn(0, {9, 12}), 1);
+    std::vector<std::vector<int32_t>> rounds;
+    for (int pass = 0; pass < 2; ++pass) {
+      bench.stream->begin_layer(0, picks, kNoCheck);
+      std::vector<int32_t> seen;
+      bool more = true;
+      for (int round = 0; more; ++round) {
+        const TurnResult r = bench.stream->at_layer(0, round, kNoCheck);
+        CHECK(!r.held && !r.experts.empty() && r.experts.size() <= 3);
+        rounds.emplace_back(r.experts.begin(), r.experts.end());
+        seen.insert(seen.end(), r.experts.begin(), r.experts.end());
+        more = r.more;
+        bench.check_contents();
+      }
+      CHECK(seen == (std::vector<int32_t>{0, 2, 4, 7, 9, 12, 15}));
+    }
+    CHECK_EQUAL(bench.stream->counters().turns, 3u);
+    CHECK_EQUAL(bench.turn(0, {}), 1);
+    if (first.empty()) first = rounds;
+    CHECK(rounds == first);
   }
-  CHECK_EQUAL(bench.stream->counters().turns, 3u);
-  CHECK_EQUAL(bench.turn(0, {}), 1);
 }
 
 TEST(expert_stream_evicts_in_whichever_layer_it_is) {
@@ -247,7 +290,7 @@ TEST(expert_stream_permanent_fault_is_clear_and_passes) {
     bench.a->set_hook(fail_always(EIO));
     for (int i = 0; i < 3; ++i) {
       const std::vector<int32_t> picks = {2, 8, 9};
-      const Error error = error_of([&] { bench.stream->at_layer(0, picks, 0, kNoCheck); });
+      const Error error = error_of([&] { bench.whole_round(0, picks, kNoCheck); });
       CHECK(error.kind() == ErrorKind::kRead);
       CHECK(contains(error.what(), "Input/output error"));
       CHECK(contains(error.what(), "a.bin, offset "));
@@ -258,7 +301,7 @@ TEST(expert_stream_permanent_fault_is_clear_and_passes) {
     bench.a->cut(1000);
     bench.a->set_hook({});
     const std::vector<int32_t> picks = {3};
-    CHECK(contains(error_of([&] { bench.stream->at_layer(2, picks, 0, kNoCheck); }).what(),
+    CHECK(contains(error_of([&] { bench.whole_round(2, picks, kNoCheck); }).what(),
                    "the file ends too early"));
     bench.a->cut(UINT64_MAX);
     const StreamCounters c = bench.stream->counters();
@@ -276,14 +319,15 @@ TEST(expert_stream_recovers_from_faults_on_any_read) {
     bench.set_hooks(fail_reads(nth, 2, EIO));
     for (int layer = 0; layer < kLayers; ++layer) {
       const std::vector<int32_t> picks = {0, 3, 5, 8, 9, 11};
-      for (int round = 0; round < 2; ++round) {
-        try {
-          bench.stream->at_layer(layer, picks, round, kNoCheck);
-        } catch (const Error& e) {
-          CHECK(e.kind() == ErrorKind::kRead);
+      try {
+        bench.stream->begin_layer(layer, picks, kNoCheck);
+        for (int round = 0; bench.stream->at_layer(layer, round, kNoCheck).more; ++round) {
+          bench.check_contents();
         }
-        bench.check_contents();
+      } catch (const Error& e) {
+        CHECK(e.kind() == ErrorKind::kRead);
       }
+      bench.check_contents();
     }
     bench.set_hooks({});
     run_trace(bench, 8, 12);
@@ -300,7 +344,7 @@ TEST(expert_stream_interrupt_does_not_wait_for_a_stalled_disk) {
     const std::vector<int32_t> picks = {3, 7, 8};
     for (int i = 0; i < 2; ++i) {
       const int64_t start = now_ns();
-      MESSAGE_OF(Interrupted, bench.stream->at_layer(0, picks, 0, stop));
+      MESSAGE_OF(Interrupted, bench.whole_round(0, picks, stop));
       CHECK((now_ns() - start) / 1000000 < 300);
       bench.check_contents();
       CHECK(bench.stream->residency(0)[3] >= 0);
@@ -328,7 +372,7 @@ TEST(expert_stream_interrupts_do_not_depend_on_how_far_the_disk_had_come) {
     });
     const std::vector<int32_t> picks = {4, 5, 6};
     MESSAGE_OF(Interrupted,
-               bench.stream->at_layer(0, picks, 0, [] { throw Interrupted(); }));
+               bench.whole_round(0, picks, [] { throw Interrupted(); }));
     gate.open();
     run_trace(bench, 10, 20);
     if (maps.empty()) maps = bench.maps();
@@ -345,9 +389,9 @@ TEST(expert_stream_reuses_no_slot_while_an_old_read_runs) {
   });
   const InterruptCheck stop = [] { throw Interrupted(); };
   const std::vector<int32_t> picks = {3, 7, 8}, others = {9};
-  MESSAGE_OF(Interrupted, bench.stream->at_layer(0, picks, 0, stop));
+  MESSAGE_OF(Interrupted, bench.whole_round(0, picks, stop));
   // Its own reads would be served at once.
-  MESSAGE_OF(Interrupted, bench.stream->at_layer(0, others, 0, stop));
+  MESSAGE_OF(Interrupted, bench.whole_round(0, others, stop));
   gate.open();
   bench.turn(0, others);
   bench.turn(0, picks);
@@ -361,7 +405,7 @@ TEST(expert_stream_may_go_with_reads_still_running) {
     bench.set_hooks(gate.hook());
     const std::vector<int32_t> picks = {3, 7, 8};
     MESSAGE_OF(Interrupted,
-               bench.stream->at_layer(0, picks, 0, [] { throw Interrupted(); }));
+               bench.whole_round(0, picks, [] { throw Interrupted(); }));
     opener = std::thread([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       gate.open();
@@ -373,7 +417,10 @@ TEST(expert_stream_may_go_with_reads_still_running) {
 TEST(expert_stream_refuses_misuse) {
   Bench bench(0);
   const auto usage = [&](int layer, std::vector<int32_t> picks, int round) {
-    const Error e = error_of([&] { bench.stream->at_layer(layer, picks, round, kNoCheck); });
+    const Error e = error_of([&] {
+      bench.stream->begin_layer(layer, picks, kNoCheck);
+      bench.stream->at_layer(layer, round, kNoCheck);
+    });
     return e.kind() == ErrorKind::kUsage;
   };
   CHECK(usage(-1, {1}, 0));
@@ -383,10 +430,18 @@ TEST(expert_stream_refuses_misuse) {
   CHECK(usage(0, {1}, 1));
   CHECK(usage(0, {}, 1));
   CHECK(usage(0, {1}, -1));
-  CHECK(error_of([&] { bench.stream->after_layer(kLayers); }).kind() == ErrorKind::kUsage);
+  const auto other = [&](int layer) { bench.stream->at_layer(layer, 0, kNoCheck); };
+  bench.stream->abandon_turn();
+  CHECK(contains(error_of([&] { other(0); }).what(), "begun first"));
+  bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+  CHECK(contains(error_of([&] { other(1); }).what(), "round 0 of layer 0"));
+  bench.stream->abandon_turn();
+  const std::vector<float> scores(kExperts);
+  CHECK(error_of([&] { bench.stream->guessed(kLayers, scores); }).kind() == ErrorKind::kUsage);
+  CHECK(error_of([&] { bench.stream->after_layer(kLayers, kNoCheck); }).kind() == ErrorKind::kUsage);
   CHECK(error_of([&] { bench.stream->residency(-1); }).kind() == ErrorKind::kUsage);
   bench.turn(0, {1});
-  CHECK_EQUAL(bench.stream->counters().lookups, 1u);
+  CHECK(bench.stream->residency(0)[1] >= 0);
 }
 
 TEST(expert_stream_refuses_records_beyond_slot_or_file) {
@@ -413,24 +468,73 @@ TEST(expert_stream_refuses_records_beyond_slot_or_file) {
         }).kind() == ErrorKind::kUsage);
 }
 
-TEST(expert_stream_begin_changes_when_reads_start_and_nothing_else) {
-  for (const uint64_t arena : kArenas) {
-    Bench plain(arena), begun(arena);
-    std::mt19937 random(11);
-    for (int i = 0; i < 60; ++i) {
-      const auto picks = random_picks(random, i % 9 == 0 ? 40 : 3);
-      plain.turn(i % kLayers, picks);
-      begun.stream->begin_layer(i % kLayers, picks, kNoCheck);
-      begun.check_contents();
-      begun.turn(i % kLayers, picks);
-      CHECK(plain.maps() == begun.maps());
+TEST(expert_stream_read_ahead_serves_what_was_guessed) {
+  Bench bench(100 * kSlotPageBytes, 2, 4);
+  std::vector<float> scores(kExperts);
+  for (uint32_t e = 0; e < kExperts; ++e) scores[e] = e == 5 || e == 7 || e == 9 || e == 11 ? 9 : 1;
+  const auto first_layer = [&] {
+    bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+    bench.stream->guessed(1, scores);
+    bench.stream->at_layer(0, 0, kNoCheck);
+    bench.stream->after_layer(0, kNoCheck);
+  };
+  first_layer();
+  CHECK_EQUAL(bench.stream->counters().ahead_reads, 4u);
+  bench.turn(1, {2, 7, 11});
+  const StreamCounters c = bench.stream->counters();
+  CHECK_EQUAL(c.ahead_hits, 2u);
+  CHECK_EQUAL(c.demand_misses, 2u);
+  CHECK_EQUAL(c.ahead_wasted, 2u);
+  CHECK_EQUAL(c.bytes_ahead, 2u * 30001);
+  CHECK(bench.stream->residency(1)[7] >= 0);
+  CHECK_EQUAL(bench.stream->residency(1)[5], -1);
+}
+
+TEST(expert_stream_read_ahead_that_fails_is_read_again) {
+  for (const bool for_good : {false, true}) {
+    Bench bench(100 * kSlotPageBytes, 1, 4);
+    std::vector<float> scores(kExperts);
+    scores[7] = 9;
+    bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+    bench.stream->guessed(1, scores);
+    bench.stream->at_layer(0, 0, kNoCheck);
+    bench.b->set_hook(fail_always(EIO));
+    bench.stream->after_layer(0, kNoCheck);
+    while (bench.b->reads() < 8) std::this_thread::yield();  // four, each tried twice
+    if (!for_good) bench.b->set_hook({});
+    const std::vector<int32_t> picks = {7};
+    if (for_good) {
+      const Error error = error_of([&] { bench.whole_round(1, picks, kNoCheck); });
+      CHECK(error.kind() == ErrorKind::kRead);
+      bench.b->set_hook({});
+      bench.check_contents();
     }
-    const StreamCounters a = plain.stream->counters(), b = begun.stream->counters();
-    CHECK_EQUAL(a.turns, b.turns);
-    CHECK_EQUAL(a.lookups, b.lookups);
-    CHECK_EQUAL(a.hits, b.hits);
-    CHECK_EQUAL(a.evictions, b.evictions);
-    CHECK_EQUAL(a.bytes_read, b.bytes_read);
+    bench.turn(1, picks);
+    CHECK_EQUAL(bench.stream->counters().ahead_hits, 1u);
+    run_trace(bench, 3, 30);
+  }
+}
+
+TEST(expert_stream_decides_the_same_however_slow_its_read_aheads) {
+  for (const uint64_t arena : kArenas) {
+    for (const bool split : {false, true}) {
+      Bench calm(arena, 4, 4, split);
+      run_trace(calm, 13, 80);
+      const StreamCounters want = calm.stream->counters();
+      CHECK_EQUAL(want.lookups, want.hits + want.ahead_hits + want.demand_misses);
+      for (const uint64_t seed : {1u, 2u, 3u}) {
+        Bench slow(arena, 1 + static_cast<int>(seed), 4, split);
+        slow.set_hooks(stall_randomly(seed, 400));
+        run_trace(slow, 13, 80);
+        const StreamCounters got = slow.stream->counters();
+        CHECK(calm.maps() == slow.maps());
+        CHECK_EQUAL(got.evictions, want.evictions);
+        CHECK_EQUAL(got.ahead_hits, want.ahead_hits);
+        CHECK_EQUAL(got.ahead_reads, want.ahead_reads);
+        CHECK_EQUAL(got.ahead_wasted, want.ahead_wasted);
+        CHECK_EQUAL(got.demand_misses, want.demand_misses);
+      }
+    }
   }
 }
 
@@ -444,6 +548,7 @@ TEST(expert_stream_begin_does_not_wait) {
   CHECK_EQUAL(bench.stream->residency(0)[3], -1);
   gate.open();
   bench.turn(0, picks);
+  CHECK_EQUAL(bench.stream->counters().demand_misses, 6u);  // the turn begun first was given up
 }
 
 TEST(expert_stream_abandoned_turns_leave_no_trace_but_evictions) {

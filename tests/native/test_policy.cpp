@@ -51,24 +51,25 @@ struct Model {
     }
   }
 
-  // Returns the entries to load.
+  // A decode turn. Returns the entries to load.
   std::vector<Entry> request(uint32_t layer, const std::vector<int32_t>& experts, int* evictions) {
     auto& list = by_recency[class_of_layer[layer]];
     auto& stack = free[class_of_layer[layer]];
-    std::vector<uint32_t> missing;
-    for (const int32_t wanted : experts) {
-      const uint32_t expert = static_cast<uint32_t>(wanted);
-      const auto at = std::find_if(list.begin(), list.end(), [&](const Entry& e) {
-        return e.layer == layer && e.expert == expert;
+    const auto find = [&](int32_t expert) {
+      return std::find_if(list.begin(), list.end(), [&](const Entry& e) {
+        return e.layer == layer && e.expert == static_cast<uint32_t>(expert);
       });
-      if (at == list.end()) {
-        missing.push_back(expert);
-      } else {
-        list.splice(list.begin(), list, at);
-      }
+    };
+    // What the turn wants is not evicted by it.
+    for (auto expert = experts.rbegin(); expert != experts.rend(); ++expert) {
+      if (const auto at = find(*expert); at != list.end()) list.splice(list.begin(), list, at);
     }
     std::vector<Entry> loads;
-    for (const uint32_t expert : missing) {
+    for (const int32_t expert : experts) {
+      if (const auto at = find(expert); at != list.end()) {
+        list.splice(list.begin(), list, at);
+        continue;
+      }
       int32_t code = 0;
       if (!stack.empty()) {
         code = stack.back();
@@ -78,7 +79,7 @@ struct Model {
         list.pop_back();
         *evictions += 1;
       }
-      list.push_front({layer, expert, code});
+      list.push_front({layer, static_cast<uint32_t>(expert), code});
       loads.push_back(list.front());
     }
     return loads;
@@ -110,14 +111,42 @@ std::vector<int32_t> random_experts(std::mt19937& random, uint32_t n_max) {
   return {chosen.begin(), chosen.end()};
 }
 
+using Loads = std::vector<ResidencyPolicy::Load>;
+
+Loads to_vector(std::span<const ResidencyPolicy::Load> loads) { return {loads.begin(), loads.end()}; }
+
+// A turn that fits into one round.
+Loads request(ResidencyPolicy& policy, uint32_t layer, const std::vector<int32_t>& experts,
+              TurnKind kind = TurnKind::kDecode) {
+  policy.begin_turn(layer, experts, kind);
+  const ResidencyPolicy::Round round = policy.next_round(false);
+  CHECK(!policy.has_more());
+  CHECK(std::ranges::equal(round.experts, experts));
+  return to_vector(round.loads);
+}
+
+void load_all(ResidencyPolicy& policy, const Loads& loads) {
+  for (const auto& load : loads) policy.loaded(load.slot);
+  policy.check_invariants();
+}
+
+bool is_resident(const ResidencyPolicy& policy, uint32_t layer, int32_t expert) {
+  return policy.residency(layer)[static_cast<size_t>(expert)] >= 0;
+}
+
+std::vector<int32_t> up_to(int32_t n) {
+  std::vector<int32_t> all(static_cast<size_t>(n));
+  for (int32_t i = 0; i < n; ++i) all[static_cast<size_t>(i)] = i;
+  return all;
+}
+
 // One request on both, its loads ending in random order, some of them failing.
 void step(ResidencyPolicy& policy, Model& model, std::mt19937& random, bool faults) {
   const uint32_t layer = static_cast<uint32_t>(random() % 5);
   const auto experts = random_experts(random, policy.slot_count(layer));
   int evictions = 0, evicts = 0;
   const auto want = model.request(layer, experts, &evictions);
-  const auto span = policy.request(layer, experts);
-  std::vector<ResidencyPolicy::Load> loads(span.begin(), span.end());
+  const Loads loads = request(policy, layer, experts);
   policy.check_invariants();
   CHECK_EQUAL(loads.size(), want.size());
   for (size_t i = 0; i < loads.size(); ++i) {
@@ -165,10 +194,8 @@ TEST(policy_decides_the_same_whatever_order_reads_end_in) {
   for (int i = 0; i < 1000; ++i) {
     const uint32_t layer = static_cast<uint32_t>(trace() % 5);
     const auto experts = random_experts(trace, 5);
-    const auto loads_a = a.request(layer, experts);
-    for (const auto& load : loads_a) a.loaded(load.slot);
-    const auto loads_b = b.request(layer, experts);
-    std::vector<ResidencyPolicy::Load> shuffled(loads_b.begin(), loads_b.end());
+    load_all(a, request(a, layer, experts));
+    Loads shuffled = request(b, layer, experts);
     std::shuffle(shuffled.begin(), shuffled.end(), order);
     for (const auto& load : shuffled) b.loaded(load.slot);
     for (uint32_t l = 0; l < 5; ++l) CHECK(std::ranges::equal(a.residency(l), b.residency(l)));
@@ -177,25 +204,22 @@ TEST(policy_decides_the_same_whatever_order_reads_end_in) {
 
 TEST(policy_never_evicts_what_the_turn_wants) {
   ResidencyPolicy policy(small_plan(3, 1), kExperts);
-  const std::vector<int32_t> first = {5, 6, 7}, second = {1, 5, 9};
-  for (const auto& load : policy.request(0, first)) policy.loaded(load.slot);
+  load_all(policy, request(policy, 0, {5, 6, 7}));
   // 5 is the least recently used, and it comes after the first miss.
-  const auto loads = policy.request(0, second);
+  const Loads loads = request(policy, 0, {1, 5, 9});
   CHECK_EQUAL(loads.size(), 2u);
   CHECK_EQUAL(loads[0].expert, 1u);
   CHECK_EQUAL(loads[1].expert, 9u);
-  CHECK(policy.residency(0)[5] >= 0);
-  CHECK_EQUAL(policy.residency(0)[6], -1);
-  CHECK_EQUAL(policy.residency(0)[7], -1);
+  CHECK(is_resident(policy, 0, 5));
+  CHECK(!is_resident(policy, 0, 6) && !is_resident(policy, 0, 7));
 }
 
 TEST(policy_places_slots_within_their_class) {
   ResidencyPolicy policy(small_plan(3, 4), kExperts);
-  const std::vector<int32_t> experts = {0, 1, 2};
   for (const uint32_t layer : {0u, 1u}) {
     const uint64_t base = layer == 0 ? 0 : 3 * 2 * 16384;
     const uint64_t slot_bytes = layer == 0 ? 2 * 16384 : 16384;
-    for (const auto& load : policy.request(layer, experts)) {
+    for (const auto& load : request(policy, layer, {0, 1, 2})) {
       policy.loaded(load.slot);
       const int32_t code = policy.residency(layer)[load.expert];
       CHECK_EQUAL(code, static_cast<int32_t>(load.expert));  // lowest free slot first
@@ -205,34 +229,164 @@ TEST(policy_places_slots_within_their_class) {
   }
 }
 
-TEST(policy_too_many_experts_changes_nothing) {
+// Two layers share a class and each wants every expert, one after the other; the second is read ahead
+// while the first is computed. An engine that pinned what it read ahead found no victim here.
+TEST(policy_class_of_two_layers_does_not_deadlock_in_a_prompt) {
+  for (uint32_t slots = 1; slots <= 2 * kExperts; ++slots) {
+    ArenaPlan plan;
+    plan.classes = {{.pages = 1, .slots = slots, .base_bytes = 0}};
+    plan.class_of_layer = {0, 0};
+    ResidencyPolicy policy(plan, kExperts);
+    const std::vector<int32_t> all = up_to(kExperts);
+    for (int chunk = 0; chunk < 3; ++chunk) {
+      policy.begin_prompt();
+      for (const uint32_t layer : {0u, 1u}) {
+        policy.begin_turn(layer, all, TurnKind::kPrompt);
+        Loads current, upcoming;
+        std::vector<int32_t> seen;
+        bool overlapped = false;
+        while (policy.has_more() || overlapped) {
+          if (!overlapped) {
+            const auto round = policy.next_round(false);
+            CHECK(!round.experts.empty());
+            seen.insert(seen.end(), round.experts.begin(), round.experts.end());
+            current = to_vector(round.loads);
+          }
+          load_all(policy, current);
+          overlapped = false;
+          if (!policy.has_more()) break;
+          const std::vector<int32_t> computed = seen;
+          const auto round = policy.next_round(true);
+          overlapped = !round.experts.empty();
+          seen.insert(seen.end(), round.experts.begin(), round.experts.end());
+          current = to_vector(round.loads);
+          policy.check_invariants();
+        }
+        CHECK(seen == all);
+        policy.free_limbo();
+        policy.retire(layer);
+        if (layer == 0) policy.read_ahead(1, all, TurnKind::kPrompt, 1, false);
+        policy.check_invariants();
+      }
+    }
+  }
+}
+
+TEST(policy_claims_and_retires_what_was_read_ahead) {
+  ResidencyPolicy policy(small_plan(8, 8), kExperts);
+  load_all(policy, request(policy, 0, {0, 1}));
+  const Loads ahead = to_vector(policy.read_ahead(2, std::vector<int32_t>{4, 9, 6}, TurnKind::kDecode, 2, false));
+  policy.check_invariants();
+  CHECK_EQUAL(ahead.size(), 3u);
+  CHECK_EQUAL(ahead[1].expert, 9u);
+  CHECK(!is_resident(policy, 2, 4));
+  const Loads loads = request(policy, 2, {3, 9});
+  CHECK_EQUAL(loads.size(), 2u);
+  CHECK(!loads[0].claimed && loads[1].claimed);
+  CHECK_EQUAL(loads[1].slot, ahead[1].slot);
+  load_all(policy, loads);
+  CHECK(is_resident(policy, 2, 9));
+  const auto retired = policy.retire(2);
+  CHECK_EQUAL(retired.size(), 2u);
+  CHECK_EQUAL(policy.limbo().size(), 2u);
+  policy.check_invariants();
+  // Slots in limbo are nobody's: eight slots, four used, two in limbo.
+  CHECK_EQUAL(to_vector(policy.read_ahead(4, up_to(8), TurnKind::kDecode, 2, false)).size(), 4u);
+  policy.check_invariants();
+  policy.free_limbo();
+  policy.retire(4);
+  policy.free_limbo();
+  policy.check_invariants();
+}
+
+TEST(policy_reads_ahead_only_beyond_what_turns_need) {
+  for (uint32_t keep = 1; keep <= 6; ++keep) {
+    ResidencyPolicy policy(small_plan(6, 6), kExperts);
+    load_all(policy, request(policy, 0, {0, 1, 2}));
+    const auto ahead = policy.read_ahead(2, up_to(kExperts), TurnKind::kDecode, keep, false);
+    // Not what the turn at hand wants either.
+    CHECK_EQUAL(ahead.size(), size_t{std::min(6 - keep, 3u)});
+    policy.check_invariants();
+    request(policy, 2, up_to(1));
+  }
+}
+
+TEST(policy_keeps_hot_slots_through_every_prompt) {
+  const uint32_t experts = 400;
+  ArenaPlan plan;
+  plan.classes = {{.pages = 1, .slots = 300, .base_bytes = 0}};
+  plan.class_of_layer = {0, 0};
+  ResidencyPolicy policy(plan, experts);
+  std::vector<int32_t> all = up_to(static_cast<int32_t>(experts));
+  for (int turn = 0; turn < 50; ++turn) {  // 300 experts of two layers, the last ones the most recent
+    const uint32_t layer = static_cast<uint32_t>(turn % 2);
+    std::vector<int32_t> six(6);
+    for (int i = 0; i < 6; ++i) six[static_cast<size_t>(i)] = turn / 2 * 6 + i;
+    load_all(policy, request(policy, layer, six));
+  }
+  for (int prompt = 0; prompt < 4; ++prompt) {
+    policy.begin_prompt();
+    for (const uint32_t layer : {0u, 1u}) {
+      policy.begin_turn(layer, all, TurnKind::kPrompt);
+      while (policy.has_more()) load_all(policy, to_vector(policy.next_round(false).loads));
+    }
+    // A quarter of the class was given to the prompt, the oldest: 225 of 300 stay.
+    for (int32_t expert = 39; expert < 150; ++expert) {
+      CHECK(is_resident(policy, 0, expert) && is_resident(policy, 1, expert));
+    }
+  }
+  // Decode takes what the prompt left before it takes its own.
+  load_all(policy, request(policy, 0, {390, 391, 392}));
+  CHECK(is_resident(policy, 0, 149) && is_resident(policy, 1, 39));
+}
+
+TEST(policy_fills_free_slots_by_rank) {
   ResidencyPolicy policy(small_plan(3, 2), kExperts);
-  const std::vector<int32_t> few = {1, 2}, many = {0, 1, 2, 3};
-  for (const auto& load : policy.request(2, few)) policy.loaded(load.slot);
-  const Error error = error_of([&] { policy.request(2, many); });
+  const std::vector<std::pair<uint32_t, uint32_t>> ranked = {
+      {0, 5}, {2, 5}, {1, 1}, {0, 5}, {4, 7}, {0, 6}, {3, 2}, {1, 2}};
+  const Loads loads = to_vector(policy.fill(ranked));
+  policy.check_invariants();
+  CHECK_EQUAL(loads.size(), 5u);
+  CHECK_EQUAL(loads[2].expert, 1u);
+  load_all(policy, loads);
+  CHECK(is_resident(policy, 0, 5) && is_resident(policy, 2, 5) && is_resident(policy, 4, 7));
+  CHECK(!is_resident(policy, 0, 6) && !is_resident(policy, 1, 2));
+  load_all(policy, request(policy, 0, {1}));  // the last of its class leaves first
+  CHECK(!is_resident(policy, 4, 7) && is_resident(policy, 2, 5));
+}
+
+TEST(policy_without_a_slot_says_what_would_do) {
+  ResidencyPolicy policy(small_plan(3, 2), kExperts);
+  CHECK_EQUAL(policy.read_ahead(0, up_to(3), TurnKind::kDecode, 0, false).size(), 3u);
+  policy.begin_turn(2, std::vector<int32_t>{1}, TurnKind::kDecode);
+  const Error error = error_of([&] { policy.next_round(false); });
   CHECK(error.kind() == ErrorKind::kPlan);
   const std::string text = error.what();
   CHECK(contains(text, "layer 2, class 0"));
-  CHECK(contains(text, "got 3 slots, want 4"));
-  CHECK(contains(text, std::to_string((4 * 2 + 2) * 16384)));
+  CHECK(contains(text, "got 3 slots, 3 of them being read, want 7"));
+  CHECK(contains(text, std::to_string((7 * 2 + 2) * 16384)));
   policy.check_invariants();
-  CHECK_EQUAL(policy.request(2, few).size(), 0u);
+  CHECK_EQUAL(request(policy, 0, up_to(3)).size(), 3u);
 }
 
 TEST(policy_refuses_misuse) {
   using Broken = std::logic_error;
   ResidencyPolicy policy(small_plan(3, 2), kExperts);
-  const std::vector<int32_t> falling = {2, 1}, twice = {1, 1}, beyond = {12}, negative = {-1},
-                             one = {1};
-  MESSAGE_OF(Broken, policy.request(0, falling));
-  MESSAGE_OF(Broken, policy.request(0, twice));
-  MESSAGE_OF(Broken, policy.request(0, beyond));
-  MESSAGE_OF(Broken, policy.request(0, negative));
-  MESSAGE_OF(Broken, policy.request(5, one));
+  const auto begin = [&](uint32_t layer, std::vector<int32_t> experts) {
+    policy.begin_turn(layer, experts, TurnKind::kDecode);
+  };
+  MESSAGE_OF(Broken, begin(0, {2, 1}));
+  MESSAGE_OF(Broken, begin(0, {1, 1}));
+  MESSAGE_OF(Broken, begin(0, {12}));
+  MESSAGE_OF(Broken, begin(0, {-1}));
+  MESSAGE_OF(Broken, begin(5, {1}));
   MESSAGE_OF(Broken, policy.loaded(0));
   MESSAGE_OF(Broken, policy.failed(99));
-  const uint32_t slot = policy.request(0, one)[0].slot;
-  MESSAGE_OF(Broken, policy.request(0, one));  // its read has not ended
+  MESSAGE_OF(Broken, policy.retire(5));
+  MESSAGE_OF(Broken, policy.read_ahead(0, std::vector<int32_t>{12}, TurnKind::kDecode, 0, false));
+  const uint32_t slot = request(policy, 0, {1})[0].slot;
+  MESSAGE_OF(Broken, begin(0, {1}));  // its read has not ended
+  MESSAGE_OF(Broken, policy.begin_prompt());
   policy.loaded(slot);
   MESSAGE_OF(Broken, policy.loaded(slot));
   policy.check_invariants();

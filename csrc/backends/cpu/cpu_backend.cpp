@@ -114,6 +114,12 @@ class CpuBackend final : public Backend {
         turns.begin_turn(segment->layer, {c.ints(segment->picks), run.n_tokens * config_.n_expert_used});
       }
       if (segment != graph.segments.end() && i == segment->cut) {
+        for (size_t a = 0; a < segment->guesses.size(); ++a) {
+          const BufferId scores = segment->guesses[a];
+          if (scores == kNoBuffer) continue;
+          turns.guessed(segment->layer + 1 + static_cast<int>(a),
+                        {c.floats(scores), size_t{run.n_tokens} * config_.n_expert});
+        }
         run_rounds(c, *segment, turns);
         i = segment->end;
         ++segment;
@@ -159,15 +165,15 @@ class CpuBackend final : public Backend {
 
   void run_rounds(const cpu::Context& c, const Segment& segment, HostTurns& turns) {
     ExpertRound round{.experts = {}, .residency = {}, .more = true};
+    held_.clear();
     for (int r = 0; round.more; ++r) {
       round = turns.finish_turn(segment.layer, r);
-      for (int32_t i = segment.cut; i < segment.end; ++i) {
-        const Op& op = c.graph.ops[static_cast<size_t>(i)];
-        const OpClock clock(*this, op);
-        cpu::experts(c, op, round, r == 0);
-      }
+      // The next layers' experts are read while this one's are computed.
+      if (!round.more) turns.after_turn(segment.layer);
+      const Op& op = c.graph.ops[static_cast<size_t>(segment.cut)];
+      const OpClock clock(*this, op);
+      cpu::experts(c, op, round, r == 0, held_);
     }
-    turns.after_turn(segment.layer);
   }
 
   static void execute(const cpu::Context& c, const Op& op) {
@@ -205,6 +211,7 @@ class CpuBackend final : public Backend {
   cpu::PackCache packs_;
   cpu::RopeTable rope_;
   std::vector<std::vector<float>> thread_floats_;
+  std::vector<int32_t> held_;  // experts of the turn's earlier rounds that wait for their last part
   std::vector<OpTime> times_ =
       std::vector<OpTime>((static_cast<size_t>(OpKind::kMoeCombine) + 1) * kRoles);
 };

@@ -122,7 +122,8 @@ void index_prepare(const Context&, const Op&);
 void block_select(const Context&, const Op&);
 void attention(const Context&, const Op&);
 void route(const Context&, const Op&);
-void experts(const Context&, const Op&, const ExpertRound&, bool first_round);
+// `held`: experts of earlier rounds whose outputs are still to be added; empty before the first round.
+void experts(const Context&, const Op&, const ExpertRound&, bool first_round, std::vector<int32_t>& held);
 void moe_combine(const Context&, const Op&);
 
 }  // namespace esker::cpu

@@ -17,9 +17,15 @@ int64_t row_grain(uint64_t row_bytes, int64_t tokens) {
   return tokens == 1 ? rows : (rows + 31) / 32 * 32;
 }
 
-// Whether a small error of the product may choose another expert or another block.
-bool decides(Role role) {
-  return role == Role::kRouter || role == Role::kIndexQ || role == Role::kIndexK;
+// As fine as the option says, but where a small error may choose another expert or another block; a
+// guess only chooses what is read early.
+int parts_of(const Context& c, Role role) {
+  switch (role) {
+    case Role::kRouter: case Role::kIndexQ: case Role::kIndexK:
+      return static_cast<int>(Activations::kExact);
+    case Role::kRouterAhead: return static_cast<int>(Activations::kCoarse);
+    default: return c.parts;
+  }
 }
 
 }  // namespace
@@ -64,7 +70,7 @@ void matmul(const Context& c, const Op& op) {
   const Weight& w = c.weight(op.w[0]);
   const int64_t n_out = c.width(op.out[0]), t0 = c.first_row(op), t1 = c.run.n_tokens;
   const TypeKernel& kernel = c.kernels.of(w.type);
-  const int parts = decides(op.w[0].role) ? static_cast<int>(Activations::kExact) : c.parts;
+  const int parts = parts_of(c, op.w[0].role);
   const Packed& x = c.packs.get(c, op, op.in[0], kernel.order, parts, static_cast<int64_t>(w.cols));
   float* y = c.floats(op.out[0]);
   c.pool.parallel_for(n_out, row_grain(w.row_bytes(), t1 - t0), [&](int64_t begin, int64_t end, int) {

@@ -21,16 +21,17 @@ struct Plan {
   int64_t count(size_t e) const { return first[e + 1] - first[e]; }
 };
 
-Plan group_picks(const Context& c, const Op& op, const ExpertRound& round) {
+Plan group_picks(const Context& c, const Op& op, std::span<const int32_t> experts,
+                 std::span<const int32_t> residency) {
   const int64_t n = int64_t{c.run.n_tokens} * c.config.n_expert_used;
   const int32_t* picked = c.ints(op.in[1]);
   const auto layer = static_cast<size_t>(op.layer);
   const ArenaView& arena = *c.run.arena;
   std::vector<int64_t> place(c.config.n_expert, -1);
   Plan plan;
-  for (const int32_t e : round.experts) {
+  for (const int32_t e : experts) {
     place[static_cast<size_t>(e)] = static_cast<int64_t>(plan.records.size());
-    const auto slot = static_cast<uint64_t>(round.residency[static_cast<size_t>(e)]);
+    const auto slot = static_cast<uint64_t>(residency[static_cast<size_t>(e)]);
     plan.records.push_back(arena.memory->host() + arena.base_bytes[layer] + slot * arena.slot_bytes[layer]);
   }
   plan.first.assign(plan.records.size() + 1, 0);
@@ -163,10 +164,17 @@ void route(const Context& c, const Op& op) {
   });
 }
 
-void experts(const Context& c, const Op& op, const ExpertRound& round, bool first_round) {
-  const Plan plan = group_picks(c, op, round);
+// Where a turn's experts are held, those that come first are taken as far as their activations, and
+// all outputs are added at the end, in order.
+void experts(const Context& c, const Op& op, const ExpertRound& round, bool first_round,
+             std::vector<int32_t>& held) {
+  const Plan plan = group_picks(c, op, round.experts, round.residency);
   gate_and_up(c, op, plan);
-  down(c, op, plan, first_round);
+  if (!round.held || (held.empty() && !round.more)) return down(c, op, plan, first_round);
+  held.insert(held.end(), round.experts.begin(), round.experts.end());
+  if (round.more) return;
+  std::ranges::sort(held);
+  down(c, op, group_picks(c, op, held, round.residency), true);
 }
 
 void moe_combine(const Context& c, const Op& op) {

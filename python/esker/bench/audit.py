@@ -169,7 +169,8 @@ def _token_faults(run: Raw) -> Iterator[str]:
     if any(token.keys() != tokens[-1].keys() for token in tokens):
         yield "its tokens do not all have the same counters"
     for token in tokens:
-        if token.get("hits", 0) + token.get("demand_misses", 0) > token.get("lookups", 1 << 62):
+        found = ("hits", "ahead_hits", "demand_misses")
+        if sum(token.get(name, 0) for name in found) > token.get("lookups", 1 << 62):
             yield "more hits and misses than lookups"
             break
     prompt_s, first_s = phases["prompt_s"], phases["first_token_s"]

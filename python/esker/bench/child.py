@@ -86,7 +86,11 @@ def run_text(job: Job, tell: Tell) -> None:
     plan = model.plan
     settings = {
         "threads": job["options"]["threads"],
-        "activations": model.activations,
+        "activations": model.options.activations,
+        "read_ahead": model.options.read_ahead,
+        "read_ahead_2": model.options.read_ahead_2,
+        "touch_guesses": model.options.touch_guesses,
+        "split_turn": model.options.split_turn,
         "instruction_set": _core.cpu_info()["instruction_set"],
         "context": plan["context"],
         "chunk": plan["chunk"],

@@ -24,21 +24,8 @@ _PATIENCE_S = 0.5  # a prompt that is read faster than this gets no progress bar
 def open_model(args: argparse.Namespace) -> Iterator[Model]:
     """The model that the options ask for; a terminal sees that it is being opened."""
     with _spinner("opening the model"):
-        load = args.load
-        model = Model(
-            load.model,
-            memory=load.memory,
-            arena=load.arena,
-            slots=load.slots,
-            context=load.context,
-            threads=load.threads,
-            ngram_table=load.ngram_table,
-            backend=load.backend,
-            chunk=load.chunk,
-            class_waste=load.class_waste,
-            min_slots=load.min_slots,
-            keep_free=load.keep_free,
-        )
+        given = dict(vars(args.load))
+        model = Model(given.pop("model"), **given)
     with model:
         yield model
 

@@ -41,4 +41,6 @@ def _plan(load: LoadOptions, header: bool, what_if: int) -> dict[str, Any]:
         min_slots=load.min_slots,
         class_waste=load.class_waste,
         chunk=load.chunk,
+        read_ahead=load.read_ahead,
+        read_ahead_2=load.read_ahead_2,
     )
