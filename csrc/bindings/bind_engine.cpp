@@ -22,7 +22,8 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     double arena_fraction, uint32_t slots, uint32_t chunk,
                                     int reader_threads, double class_waste, uint32_t min_slots,
                                     uint64_t keep_free_bytes, uint32_t read_ahead,
-                                    uint32_t read_ahead_2, bool touch_guesses, bool split_turn) {
+                                    uint32_t read_ahead_2, bool touch_guesses, bool split_turn,
+                                    float cache_prior, uint32_t protect, uint32_t starvation) {
   const EngineOptions options{.path = path,
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
@@ -40,7 +41,10 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                               .read_ahead = read_ahead,
                               .read_ahead_2 = read_ahead_2,
                               .touch_guesses = touch_guesses,
-                              .split_turn = split_turn};
+                              .split_turn = split_turn,
+                              .cache_prior = cache_prior,
+                              .protect = protect,
+                              .starvation = starvation};
   const nb::gil_scoped_release no_gil;
   return Engine::open(options, make_poll());
 }
@@ -50,7 +54,8 @@ nb::dict counters_dict(const EngineCounters& c) {
   d["lookups"] = c.stream.lookups, d["hits"] = c.stream.hits;
   d["ahead_hits"] = c.stream.ahead_hits, d["ahead_late"] = c.stream.ahead_late;
   d["demand_misses"] = c.stream.demand_misses, d["ahead_reads"] = c.stream.ahead_reads;
-  d["ahead_wasted"] = c.stream.ahead_wasted, d["evictions"] = c.stream.evictions;
+  d["ahead_wasted"] = c.stream.ahead_wasted, d["displaced"] = c.stream.displaced;
+  d["evictions"] = c.stream.evictions;
   d["bytes_read"] = c.stream.bytes_read, d["bytes_ahead"] = c.stream.bytes_ahead;
   d["bytes_wasted"] = c.stream.bytes_wasted, d["turns"] = c.stream.turns;
   d["host_ns"] = c.stream.host_ns, d["wait_ns"] = c.stream.wait_ns;
@@ -163,7 +168,8 @@ void bind_engine(nb::module_& m) {
            nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("min_slots") = 0,
            nb::arg("keep_free_bytes") = 0, nb::arg("read_ahead") = kReadAhead,
            nb::arg("read_ahead_2") = 0, nb::arg("touch_guesses") = false,
-           nb::arg("split_turn") = true)
+           nb::arg("split_turn") = true, nb::arg("cache_prior") = 0.0f,
+           nb::arg("protect") = kProtect, nb::arg("starvation") = kStarvation)
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })

@@ -32,6 +32,7 @@ void bind_errors(nb::module_& m);   // bind_errors.cpp
 void bind_formats(nb::module_& m);  // bind_formats.cpp
 void bind_engine(nb::module_& m);   // bind_engine.cpp
 void bind_plan(nb::module_& m);     // bind_plan.cpp
+void bind_policy(nb::module_& m);  // bind_policy.cpp
 void bind_probe(nb::module_& m);    // bind_probe.cpp
 
 // The file's metadata, arrays as lists; and facts about a model (bind_formats.cpp).

@@ -29,5 +29,6 @@ NB_MODULE(_core, m) {
   esker::python::bind_formats(m);
   esker::python::bind_engine(m);
   esker::python::bind_plan(m);
+  esker::python::bind_policy(m);
   esker::python::bind_probe(m);
 }

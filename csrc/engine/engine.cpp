@@ -18,8 +18,9 @@ namespace {
 class StreamTurns final : public HostTurns {
  public:
   StreamTurns(ExpertStream& stream, const PollFn& poll) : stream_(stream), poll_(poll) {}
-  void begin_turn(int layer, std::span<const int32_t> picks) override {
-    stream_.begin_layer(layer, picks, poll_);
+  void begin_turn(int layer, std::span<const int32_t> picks,
+                  std::span<const int32_t> wanted) override {
+    stream_.begin_layer(layer, picks, wanted, poll_);
   }
   void guessed(int layer, std::span<const float> scores) override { stream_.guessed(layer, scores); }
   ExpertRound finish_turn(int layer, int round) override {
@@ -115,6 +116,7 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
     arena_view_.base_bytes.push_back(slots.base_bytes);
     arena_view_.slot_bytes.push_back(slots.slot_bytes());
   }
+  prior_ = {.bonus = options.cache_prior, .protect = options.protect, .favoured = nullptr};
   arena_ = backend_->allocate(plan_.arena.total_bytes, "the expert arena");
   arena_view_.memory = arena_.get();
   const int readers = options.reader_threads > 0 ? options.reader_threads : kReaderThreads;
@@ -125,6 +127,9 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
                     .read_ahead = options.read_ahead,
                     .read_ahead_2 = options.read_ahead_2,
                     .touch_guesses = options.touch_guesses,
+                    .cache_prior = options.cache_prior,
+                    .protect = options.protect,
+                    .starvation = options.starvation,
                     .split_turn = options.split_turn});
   if (config_.has_ple()) {
     const TableLayout& t = weights_->table();
@@ -159,7 +164,12 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
   const std::lock_guard lock(mutex_);
   weights_->check_files_unchanged();
   if (config_.has_ple()) fetch_ple_rows(history, tokens, poll);
-  const Graph& graph = tokens.size() <= kMaxWindow ? window_graph_ : prompt_graph_;
+  const bool decode = tokens.size() <= kMaxWindow;
+  const Graph& graph = decode ? window_graph_ : prompt_graph_;
+  // A prompt's picks are exact: most experts are read for it anyway.
+  const CachePrior prior{.bonus = decode ? prior_.bonus : 0,
+                         .protect = prior_.protect,
+                         .favoured = stream_->favoured().data()};
   const Run run{.n_tokens = static_cast<uint32_t>(tokens.size()),
                 .n_logit_rows = n_logit_rows,
                 .position = history.size(),
@@ -171,10 +181,10 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
                 .appended = state.appended.get(),
                 .layout = &layout_,
                 .arena = &arena_view_,
+                .prior = prior,
                 .scratch = scratch_.get()};
   StreamTurns turns(*stream_, poll);
-  stream_->begin_run(graph.mode == GraphMode::kWindow ? TurnKind::kDecode : TurnKind::kPrompt,
-                     run.n_tokens);
+  stream_->begin_run(decode ? TurnKind::kDecode : TurnKind::kPrompt, run.n_tokens);
   try {
     backend_->run_graph_seg(graph, run, turns, poll);
   } catch (...) {

@@ -24,6 +24,8 @@ namespace esker {
 inline constexpr uint64_t kDefaultContext = 4096;
 inline constexpr int kReaderThreads = 4;
 inline constexpr uint32_t kReadAhead = 16;
+inline constexpr uint32_t kProtect = 3;
+inline constexpr uint32_t kStarvation = 16;
 
 struct EngineOptions {
   std::string path;
@@ -44,6 +46,9 @@ struct EngineOptions {
   uint32_t read_ahead_2 = 0;         // and for the layer after it
   bool touch_guesses = false;
   bool split_turn = true;
+  float cache_prior = 0;             // logits; not exact unless 0
+  uint32_t protect = kProtect;
+  uint32_t starvation = kStarvation;
   FileOpener open_file = open_direct;
 };
 
@@ -102,6 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DeviceMemory> arena_, scratch_;
   ArenaView arena_view_;
+  CachePrior prior_;
   std::unique_ptr<ExpertStream> stream_;
   std::unique_ptr<RowCache> row_cache_;
   uint64_t fingerprint_ = 0;

@@ -69,7 +69,7 @@ Graph one_matmul(uint64_t rows, uint64_t cols, int32_t copy) {
 
 class NoTurns final : public HostTurns {
  public:
-  void begin_turn(int, std::span<const int32_t>) override {}
+  void begin_turn(int, std::span<const int32_t>, std::span<const int32_t>) override {}
   void guessed(int, std::span<const float>) override {}
   ExpertRound finish_turn(int, int) override { return {}; }
   void after_turn(int) override {}

@@ -43,14 +43,23 @@ struct ExpertRound {
 class HostTurns {
  public:
   virtual ~HostTurns() = default;
-  // At the signal: the picks [T * K] of the layer are known. Starts the demand reads.
-  virtual void begin_turn(int layer, std::span<const int32_t> picks) = 0;
+  // At the signal: the picks [T * K] of the layer are known, and with a cache prior what would have
+  // been picked without (else nothing). Starts the demand reads.
+  virtual void begin_turn(int layer, std::span<const int32_t> picks,
+                          std::span<const int32_t> wanted) = 0;
   // At the cut: guessed scores [T, E] of a later layer, valid until the after-turn.
   virtual void guessed(int layer, std::span<const float> scores) = 0;
   // At the cut: waits until round `round`'s experts are there. May throw; the run then ends.
   virtual ExpertRound finish_turn(int layer, int round) = 0;
   // After the device has been let go with the last round; what that computes stays where it is.
   virtual void after_turn(int layer) = 0;
+};
+
+// Experts that are favoured when ranks `protect` and up are picked: their logits count for more.
+struct CachePrior {
+  float bonus = 0;  // in logits; 0: none
+  uint32_t protect = 0;
+  const uint8_t* favoured = nullptr;  // [L, E]; a layer's row does not change while it may be routed
 };
 
 struct Run {
@@ -65,6 +74,7 @@ struct Run {
   DeviceMemory* appended = nullptr;   // appended block
   const StateLayout* layout = nullptr;
   const ArenaView* arena = nullptr;
+  CachePrior prior = {};
   DeviceMemory* scratch = nullptr;    // at least scratch_width * T * 4 bytes
 };
 

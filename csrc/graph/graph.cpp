@@ -145,9 +145,10 @@ class Builder {
     const BufferId scores = matmul("router", of(Role::kRouter), x, c_.n_expert);
     const BufferId picks = buffer("picks", c_.n_expert_used, true);
     const BufferId weights = buffer("pick_weights", c_.n_expert_used);
-    add({.kind = OpKind::kRoute, .in = {scores}, .out = {picks, weights}});
+    const BufferId wanted = buffer("wanted", c_.n_expert_used, true);
+    add({.kind = OpKind::kRoute, .in = {scores}, .out = {picks, weights, wanted}});
 
-    Segment s{.layer = layer_, .signal = next_op(), .cut = 0, .end = 0, .picks = picks};
+    Segment s{.layer = layer_, .signal = next_op(), .cut = 0, .end = 0, .picks = picks, .wanted = wanted};
     for (uint32_t i = 0; i < guess_layers_; ++i) {
       const int32_t later = layer_ + 1 + static_cast<int32_t>(i);
       if (later >= static_cast<int32_t>(c_.n_layer)) break;

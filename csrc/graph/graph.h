@@ -37,7 +37,8 @@ enum class OpKind : uint8_t {
   kIndexPrepare, // in0 index q, in1 raw index k; w0 q norm, w1 k norm -> out0 iq; block keys
   kBlockSelect,  // in0 iq -> out0 i32 [1 + budget/r]: count, block indices ascending
   kAttention,    // in0 q, in1 q|gate, in2 selection (or none: dense) -> out0 o * sigma(gate)
-  kRoute,        // in0 router logits -> out0 i32 picks [K] by rank, out1 weights [K]
+  kRoute,        // in0 router logits -> out0 i32 picks [K] by rank, out1 weights [K], out2 i32 what it
+                 // would pick without the cache prior [K], where there is one
   kSwiglu,       // out0 = silu(in0) * in1
   kExperts,      // in0 x, in1 picks, in2 weights -> out0 y, out1 h [K,F]; waits for the cut
   kMoeCombine,   // out0 y += sigma(in1[t]) * in0 shared
@@ -85,7 +86,7 @@ struct Op {
   int32_t layer = -1;
   std::array<WeightRef, 3> w{};
   std::array<BufferId, 3> in{kNoBuffer, kNoBuffer, kNoBuffer};
-  std::array<BufferId, 2> out{kNoBuffer, kNoBuffer};
+  std::array<BufferId, 3> out{kNoBuffer, kNoBuffer, kNoBuffer};
 };
 
 // One streaming layer's host turn, as op indices: the device signals before op `signal`, runs
@@ -94,7 +95,7 @@ struct Op {
 struct Segment {
   int32_t layer;
   int32_t signal, cut, end;
-  BufferId picks;
+  BufferId picks, wanted;
   std::array<BufferId, 2> guesses{kNoBuffer, kNoBuffer};
 };
 

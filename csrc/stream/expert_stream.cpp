@@ -76,7 +76,7 @@ struct ExpertStream::State {
       : layers(std::move(records)),
         arena(memory),
         options(wanted),
-        policy(plan, n_expert),
+        policy(plan, n_expert, wanted.starvation),
         picked(n_expert, 0),
         tickets(plan.slot_count()),
         queue(wanted.reader_threads) {
@@ -285,9 +285,15 @@ void ExpertStream::State::tidy(int l, const InterruptCheck& check) {
 
 void ExpertStream::State::read_ahead(uint32_t to_layer, uint32_t depth,
                                      std::span<const float> scores) {
-  GuessRule rule{.n_expert = policy.n_expert(), .depth = depth};
+  GuessRule rule{.n_expert = policy.n_expert(), .depth = depth, .protect = options.protect,
+                 .prior = options.cache_prior};
   if (kind == TurnKind::kDecode) {
-    rank_guesses(rule, scores, {}, &experts);
+    std::span<const uint8_t> favoured;
+    if (options.cache_prior > 0) {
+      policy.publish_favoured(to_layer);
+      favoured = policy.favoured().subspan(size_t{to_layer} * policy.n_expert(), policy.n_expert());
+    }
+    rank_guesses(rule, scores, favoured, &experts);
   } else {
     rule.depth = options.n_expert_used;
     gather_guesses(rule, scores, &experts);
@@ -323,12 +329,19 @@ void ExpertStream::begin_run(TurnKind kind, uint32_t n_tokens) {
   s.kind = kind;
   s.n_tokens = n_tokens;
   if (kind == TurnKind::kPrompt) s.policy.begin_prompt();
+  s.policy.publish_favoured(0);
 }
 
 void ExpertStream::begin_layer(int layer, std::span<const int32_t> picks,
-                               const InterruptCheck& check) {
-  const Stopwatch host(&state_->counters.host_ns);
-  state_->begin(layer, picks, check);
+                               std::span<const int32_t> wanted, const InterruptCheck& check) {
+  State& s = *state_;
+  const Stopwatch host(&s.counters.host_ns);
+  s.begin(layer, picks, check);
+  const size_t k = s.options.n_expert_used;
+  for (size_t at = 0; at < wanted.size(); at += k) {
+    s.counters.displaced +=
+        s.policy.note_displaced(s.layer, picks.subspan(at, k), wanted.subspan(at, k));
+  }
 }
 
 void ExpertStream::guessed(int layer, std::span<const float> scores) {
@@ -379,6 +392,7 @@ TurnResult ExpertStream::at_layer(int layer, int round, const InterruptCheck& ch
   const bool more = s.policy.has_more() || !s.upcoming.loads.empty() || !s.upcoming.experts.empty();
   if (!more) {
     s.begun = false;
+    if (s.options.cache_prior > 0) s.policy.publish_favoured((s.layer + 1) % s.policy.n_layer());
     if (!s.options.split_turn) s.tidy(layer, check);
   }
 #ifndef NDEBUG
@@ -399,6 +413,8 @@ std::span<const int32_t> ExpertStream::residency(int layer) const {
   state_->check_layer(layer);
   return state_->policy.residency(static_cast<uint32_t>(layer));
 }
+
+std::span<const uint8_t> ExpertStream::favoured() const { return state_->policy.favoured(); }
 
 StreamCounters ExpertStream::counters() const { return state_->counters; }
 

@@ -40,6 +40,9 @@ struct StreamOptions {
   uint32_t read_ahead = 0;      // guesses a token read ahead for the next layer
   uint32_t read_ahead_2 = 0;    // and for the layer after it
   bool touch_guesses = false;   // guesses that are resident become recent
+  float cache_prior = 0;        // bonus in logits of favoured experts, in decode; 0: none
+  uint32_t protect = 0;         // ranks that are picked without it
+  uint32_t starvation = 0;      // an expert displaced as often in a row is favoured; 0: no limit
   bool split_turn = true;       // read-ahead is seen to after the device has been let go, not before
 };
 
@@ -51,6 +54,7 @@ struct StreamCounters {
   uint64_t demand_misses = 0;   // had to be read while the device waited
   uint64_t ahead_reads = 0;     // experts whose read-ahead was begun
   uint64_t ahead_wasted = 0;    // of which no turn wanted
+  uint64_t displaced = 0;       // picks that the cache prior changed
   uint64_t evictions = 0;
   uint64_t bytes_read = 0;      // of expert records
   uint64_t bytes_ahead = 0;     // of which ahead and wanted
@@ -80,7 +84,9 @@ class ExpertStream {
   // At the signal of a layer: looks the picked experts up and starts the reads that are missing, so
   // that the device may compute meanwhile.
   // picks: expert indices [n], any order, duplicates allowed; an index out of range throws.
-  void begin_layer(int layer, std::span<const int32_t> picks, const InterruptCheck& check);
+  // wanted: with a cache prior, what would have been picked without it, token by token as picks.
+  void begin_layer(int layer, std::span<const int32_t> picks, std::span<const int32_t> wanted,
+                   const InterruptCheck& check);
 
   // The guessed scores [T, n_expert] of a later layer, for the after-turn of the layer at hand, until
   // when they must stay as they are.
@@ -104,6 +110,10 @@ class ExpertStream {
   // After the device has been let go with the last round: read-aheads that the layer did not want are
   // retired, those of the layers to come are started.
   void after_layer(int layer, const InterruptCheck& check);
+
+  // [n_layer, n_expert] what the cache prior favours; the row of a layer is settled when the turn of
+  // the layer before it ends.
+  std::span<const uint8_t> favoured() const;
 
   // [n_expert] slot code within the layer's class, or -1. Valid until the next at_layer.
   std::span<const int32_t> residency(int layer) const;

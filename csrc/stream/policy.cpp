@@ -25,8 +25,11 @@ uint32_t prompt_slots(uint32_t slots) {
 
 }  // namespace
 
-ResidencyPolicy::ResidencyPolicy(const ArenaPlan& plan, uint32_t n_expert)
-    : n_expert_(n_expert), class_of_layer_(plan.class_of_layer), pres_(plan.class_of_layer.size()) {
+ResidencyPolicy::ResidencyPolicy(const ArenaPlan& plan, uint32_t n_expert, uint32_t starvation)
+    : n_expert_(n_expert),
+      class_of_layer_(plan.class_of_layer),
+      starvation_(starvation),
+      pres_(plan.class_of_layer.size()) {
   require(plan.slot_count() <= INT32_MAX, "too many slots:", plan.slot_count());
   for (const SlotClass& shape : plan.classes) {
     const uint32_t index = static_cast<uint32_t>(classes_.size());
@@ -47,6 +50,8 @@ ResidencyPolicy::ResidencyPolicy(const ArenaPlan& plan, uint32_t n_expert)
   }
   where_.assign(class_of_layer_.size() * n_expert_, kNone);
   residency_.assign(class_of_layer_.size() * n_expert_, -1);
+  favoured_.assign(residency_.size(), 0);
+  displaced_.assign(residency_.size(), 0);
 }
 
 uint32_t ResidencyPolicy::slot_count(uint32_t layer) const {
@@ -292,6 +297,26 @@ std::span<const ResidencyPolicy::Load> ResidencyPolicy::fill(
   }
   for (size_t i = loads_.size(); i-- > 0;) push_newest(loads_[i].slot);
   return loads_;
+}
+
+uint32_t ResidencyPolicy::note_displaced(uint32_t layer, std::span<const int32_t> picks,
+                                         std::span<const int32_t> wanted) {
+  uint32_t displaced = 0;
+  for (const int32_t expert : wanted) {
+    if (std::ranges::find(picks, expert) != picks.end()) continue;
+    ++displaced;
+    ++displaced_[cell(layer, static_cast<uint32_t>(expert))];
+  }
+  for (const int32_t expert : picks) displaced_[cell(layer, static_cast<uint32_t>(expert))] = 0;
+  return displaced;
+}
+
+void ResidencyPolicy::publish_favoured(uint32_t layer) {
+  for (uint32_t expert = 0; expert < n_expert_; ++expert) {
+    const size_t at = cell(layer, expert);
+    const bool owed = starvation_ != 0 && displaced_[at] >= starvation_;
+    favoured_[at] = residency_[at] >= 0 || owed;
+  }
 }
 
 std::span<const int32_t> ResidencyPolicy::residency(uint32_t layer) const {

@@ -52,8 +52,9 @@ class ResidencyPolicy {
     std::span<const Load> loads;       // of those that are not ready yet, ascending
   };
 
+  // starvation: see note_displaced; 0: no limit.
   // Throws std::logic_error if the plan has no slot in a class or names a class it has not.
-  ResidencyPolicy(const ArenaPlan& plan, uint32_t n_expert);
+  ResidencyPolicy(const ArenaPlan& plan, uint32_t n_expert, uint32_t starvation = 0);
 
   uint32_t n_layer() const { return static_cast<uint32_t>(class_of_layer_.size()); }
   uint32_t n_expert() const { return n_expert_; }
@@ -92,6 +93,15 @@ class ResidencyPolicy {
   // Fills free slots with the experts of a profile, the most picked first: (layer, expert) pairs.
   // They count as hot, the first as the most recent. Loads in the order of the pairs.
   std::span<const Load> fill(std::span<const std::pair<uint32_t, uint32_t>> ranked);
+
+  // With a cache prior, of one token: what it picked, and what it would have picked without. An expert
+  // that was displaced `starvation` times in a row is owed: it counts as favoured until it is picked.
+  // Returns how many were displaced.
+  uint32_t note_displaced(uint32_t layer, std::span<const int32_t> picks, std::span<const int32_t> wanted);
+  // [n_layer, n_expert] 1 for what the cache prior favours: experts that are ready, or owed, when the
+  // layer's row was published. Read-aheads do not count: when they end is the disk's affair.
+  std::span<const uint8_t> favoured() const { return favoured_; }
+  void publish_favoured(uint32_t layer);
 
   // [n_expert] slot code within the layer's class of every expert that may be computed, or -1.
   std::span<const int32_t> residency(uint32_t layer) const;
@@ -159,6 +169,9 @@ class ResidencyPolicy {
   std::vector<Slot> slots_;
   std::vector<uint32_t> where_;      // [n_layer, n_expert] slot, loading and pre included, or kNone
   std::vector<int32_t> residency_;   // [n_layer, n_expert] slot code of ready ones, or -1
+  std::vector<uint8_t> favoured_;    // [n_layer, n_expert]
+  std::vector<uint32_t> displaced_;  // [n_layer, n_expert] times in a row
+  uint32_t starvation_;
   std::vector<std::vector<uint32_t>> pres_;  // [n_layer] slots, in the order they were taken
   std::vector<uint32_t> limbo_;      // ascending
   std::vector<uint32_t> retired_;

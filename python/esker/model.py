@@ -56,6 +56,9 @@ class Model:
         read_ahead_2: int | None = None,
         touch_guesses: bool | None = None,
         split_turn: bool | None = None,
+        cache_prior: float | None = None,
+        protect: int | None = None,
+        starvation: int | None = None,
     ) -> None:
         """Opens a GGUF file, or the first shard of one; None is the demo model in the package.
 
@@ -81,6 +84,12 @@ class Model:
             read_ahead_2: the same for the layer after the next; default 0.
             touch_guesses: whether a guess makes a resident expert recent; default no.
             split_turn: whether read-ahead is seen to after the device has gone on; default yes.
+            cache_prior: bonus in logits that experts in memory get from rank `protect` on when
+                up to four tokens are computed together (decode); the weights stay unperturbed.
+                0, the default, is exact; otherwise the text depends on what is in memory.
+            protect: ranks that are picked without it; default 3.
+            starvation: an expert displaced so many times in a row gets the bonus too; default
+                16, 0 = never.
 
         Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
         UsageError (an option).
@@ -104,6 +113,9 @@ class Model:
                 "read_ahead_2": read_ahead_2,
                 "touch_guesses": touch_guesses,
                 "split_turn": split_turn,
+                "cache_prior": cache_prior,
+                "protect": protect,
+                "starvation": starvation,
             }
         )
         self.path = options.model or demo_path()
@@ -129,6 +141,9 @@ class Model:
             read_ahead_2=options.read_ahead_2,
             touch_guesses=options.touch_guesses,
             split_turn=options.split_turn,
+            cache_prior=options.cache_prior,
+            protect=options.protect,
+            starvation=options.starvation,
         )
         self.load_s = time.perf_counter() - begin
 

@@ -295,6 +295,22 @@ LOAD = (
         "whether read-ahead is seen to after the device has gone on: on (default) or off",
     ),
     Option(
+        "cache_prior",
+        _number_between(0, 80, "a number from 0 to 80, in logits (0 = exact)"),
+        0.0,
+        "B",
+        "bonus, in logits, of experts in memory when a decode step picks: faster, and another"
+        " text; 0 = exact (default)",
+    ),
+    Option("protect", _count, 3, "J", "first ranks that are picked without that bonus (default 3)"),
+    Option(
+        "starvation",
+        _count,
+        16,
+        "N",
+        "an expert that the bonus displaced N times in a row gets it too (default 16, 0 = never)",
+    ),
+    Option(
         "ngram_table",
         _path,
         None,
@@ -371,6 +387,9 @@ class LoadOptions:
     read_ahead_2: int
     touch_guesses: bool
     split_turn: bool
+    cache_prior: float
+    protect: int
+    starvation: int
     ngram_table: str | None
 
 

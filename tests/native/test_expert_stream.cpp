@@ -91,7 +91,7 @@ struct Bench {
   int turn(int layer, const std::vector<int32_t>& picks) {
     std::vector<int32_t> seen;
     int round = 0;
-    stream->begin_layer(layer, picks, kNoCheck);
+    stream->begin_layer(layer, picks, {}, kNoCheck);
     std::vector<std::vector<float>> scores;
     for (int later = layer + 1; later < std::min(layer + 3, kLayers); ++later) {
       std::mt19937 random(static_cast<uint32_t>(++guessed));
@@ -130,7 +130,7 @@ struct Bench {
 
   // Begins a turn and waits until it has all experts of its first round.
   void whole_round(int layer, const std::vector<int32_t>& picks, const InterruptCheck& check) {
-    stream->begin_layer(layer, picks, check);
+    stream->begin_layer(layer, picks, {}, check);
     if (stream->at_layer(layer, 0, check).more) stream->at_layer(layer, 1, check);
   }
 
@@ -223,7 +223,7 @@ TEST(expert_stream_rounds_depend_on_picks_and_arena_only) {
     CHECK_EQUAL(bench.turn(0, {9, 12}), 1);
     std::vector<std::vector<int32_t>> rounds;
     for (int pass = 0; pass < 2; ++pass) {
-      bench.stream->begin_layer(0, picks, kNoCheck);
+      bench.stream->begin_layer(0, picks, {}, kNoCheck);
       std::vector<int32_t> seen;
       bool more = true;
       for (int round = 0; more; ++round) {
@@ -320,7 +320,7 @@ TEST(expert_stream_recovers_from_faults_on_any_read) {
     for (int layer = 0; layer < kLayers; ++layer) {
       const std::vector<int32_t> picks = {0, 3, 5, 8, 9, 11};
       try {
-        bench.stream->begin_layer(layer, picks, kNoCheck);
+        bench.stream->begin_layer(layer, picks, {}, kNoCheck);
         for (int round = 0; bench.stream->at_layer(layer, round, kNoCheck).more; ++round) {
           bench.check_contents();
         }
@@ -418,7 +418,7 @@ TEST(expert_stream_refuses_misuse) {
   Bench bench(0);
   const auto usage = [&](int layer, std::vector<int32_t> picks, int round) {
     const Error e = error_of([&] {
-      bench.stream->begin_layer(layer, picks, kNoCheck);
+      bench.stream->begin_layer(layer, picks, {}, kNoCheck);
       bench.stream->at_layer(layer, round, kNoCheck);
     });
     return e.kind() == ErrorKind::kUsage;
@@ -433,7 +433,7 @@ TEST(expert_stream_refuses_misuse) {
   const auto other = [&](int layer) { bench.stream->at_layer(layer, 0, kNoCheck); };
   bench.stream->abandon_turn();
   CHECK(contains(error_of([&] { other(0); }).what(), "begun first"));
-  bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+  bench.stream->begin_layer(0, std::vector<int32_t>{1}, {}, kNoCheck);
   CHECK(contains(error_of([&] { other(1); }).what(), "round 0 of layer 0"));
   bench.stream->abandon_turn();
   const std::vector<float> scores(kExperts);
@@ -473,7 +473,7 @@ TEST(expert_stream_read_ahead_serves_what_was_guessed) {
   std::vector<float> scores(kExperts);
   for (uint32_t e = 0; e < kExperts; ++e) scores[e] = e == 5 || e == 7 || e == 9 || e == 11 ? 9 : 1;
   const auto first_layer = [&] {
-    bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+    bench.stream->begin_layer(0, std::vector<int32_t>{1}, {}, kNoCheck);
     bench.stream->guessed(1, scores);
     bench.stream->at_layer(0, 0, kNoCheck);
     bench.stream->after_layer(0, kNoCheck);
@@ -495,7 +495,7 @@ TEST(expert_stream_read_ahead_that_fails_is_read_again) {
     Bench bench(100 * kSlotPageBytes, 1, 4);
     std::vector<float> scores(kExperts);
     scores[7] = 9;
-    bench.stream->begin_layer(0, std::vector<int32_t>{1}, kNoCheck);
+    bench.stream->begin_layer(0, std::vector<int32_t>{1}, {}, kNoCheck);
     bench.stream->guessed(1, scores);
     bench.stream->at_layer(0, 0, kNoCheck);
     bench.b->set_hook(fail_always(EIO));
@@ -543,7 +543,7 @@ TEST(expert_stream_begin_does_not_wait) {
   Gate gate;
   bench.set_hooks(gate.hook());
   const std::vector<int32_t> picks = {3, 7, 8};
-  bench.stream->begin_layer(0, picks, kNoCheck);  // hangs if it waits
+  bench.stream->begin_layer(0, picks, {}, kNoCheck);  // hangs if it waits
   gate.await(2);
   CHECK_EQUAL(bench.stream->residency(0)[3], -1);
   gate.open();
@@ -558,7 +558,7 @@ TEST(expert_stream_abandoned_turns_leave_no_trace_but_evictions) {
     Gate gate;
     bench.set_hooks(gate.hook());
     const std::vector<int32_t> picks = {3, 7, 8};
-    bench.stream->begin_layer(0, picks, kNoCheck);
+    bench.stream->begin_layer(0, picks, {}, kNoCheck);
     gate.await(2);
     if (explicitly) bench.stream->abandon_turn();
     if (explicitly) bench.stream->abandon_turn();

@@ -111,7 +111,9 @@ class CpuBackend final : public Backend {
     auto segment = graph.segments.begin();
     for (int32_t i = 0; i < static_cast<int32_t>(graph.ops.size()); ++i) {
       if (segment != graph.segments.end() && i == segment->signal) {
-        turns.begin_turn(segment->layer, {c.ints(segment->picks), run.n_tokens * config_.n_expert_used});
+        const size_t n = size_t{run.n_tokens} * config_.n_expert_used;
+        turns.begin_turn(segment->layer, {c.ints(segment->picks), n},
+                         {c.ints(segment->wanted), run.prior.bonus > 0 ? n : 0});
       }
       if (segment != graph.segments.end() && i == segment->cut) {
         for (size_t a = 0; a < segment->guesses.size(); ++a) {

@@ -130,36 +130,59 @@ void down(const Context& c, const Op& op, const Plan& plan, bool clear) {
   });
 }
 
+// The largest left, the lowest index among equals; marks it as taken. A NaN is never larger, so that
+// different experts come out whatever the scores.
+int32_t take_best(float* left, int64_t n) {
+  int64_t best = -1;
+  for (int64_t e = 0; e < n; ++e) {
+    if (left[e] != -1.0f && (best < 0 || left[e] > left[best])) best = e;
+  }
+  left[best] = -1.0f;
+  return static_cast<int32_t>(best);
+}
+
 }  // namespace
 
 void route(const Context& c, const Op& op) {
   const int64_t n = c.config.n_expert, k = c.config.n_expert_used;
+  const CachePrior& prior = c.run.prior;
+  const bool has_prior = prior.bonus > 0;
+  const uint8_t* favoured = has_prior ? prior.favoured + op.layer * n : nullptr;
+  const float factor = std::exp(prior.bonus);
   const float* scores = c.floats(op.in[0]);
-  int32_t* picks = c.ints(op.out[0]);
-  float* weights = c.floats(op.out[1]);
-  c.reserve(n);
+  c.reserve(2 * n);
   c.pool.parallel_for(c.run.n_tokens, 1, [&](int64_t begin, int64_t end, int thread) {
     float* p = c.thread_floats[static_cast<size_t>(thread)].data();
+    float* left = p + n;  // what is still to be picked from, -1 where taken
     for (int64_t t = begin; t < end; ++t) {
       const float* s = scores + t * n;
       const float top = *std::max_element(s, s + n);
       std::copy_n(s, n, p);
       const float sum = exp_sum(p, top, n);
       for (int64_t e = 0; e < n; ++e) p[e] /= sum;
-      float picked = 0;
-      for (int64_t rank = 0; rank < k; ++rank) {
-        // The largest left, the lowest index among equals. Taken ones are marked -1; a NaN is never
-        // larger, so that k different experts come out whatever the scores.
-        int64_t best = -1;
-        for (int64_t e = 0; e < n; ++e) {
-          if (p[e] != -1.0f && (best < 0 || p[e] > p[best])) best = e;
+      int32_t* picks = c.ints(op.out[0]) + t * k;
+      std::copy_n(p, n, left);
+      if (has_prior) {
+        int32_t* wanted = c.ints(op.out[2]) + t * k;
+        for (int64_t rank = 0; rank < k; ++rank) wanted[rank] = take_best(left, n);
+        std::copy_n(p, n, left);
+        const int64_t protect = std::min<int64_t>(prior.protect, k);
+        for (int64_t rank = 0; rank < protect; ++rank) {
+          picks[rank] = wanted[rank];
+          left[wanted[rank]] = -1.0f;
         }
-        picks[t * k + rank] = static_cast<int32_t>(best);
-        weights[t * k + rank] = p[best];
-        picked += p[best];
-        p[best] = -1.0f;
+        for (int64_t e = 0; e < n; ++e) {
+          if (favoured[e] != 0 && left[e] != -1.0f) left[e] *= factor;
+        }
+        for (int64_t rank = protect; rank < k; ++rank) picks[rank] = take_best(left, n);
+      } else {
+        for (int64_t rank = 0; rank < k; ++rank) picks[rank] = take_best(left, n);
       }
-      for (int64_t rank = 0; rank < k; ++rank) weights[t * k + rank] /= picked;
+      // The weights are the unperturbed probabilities, whatever chose the experts.
+      float* weights = c.floats(op.out[1]) + t * k;
+      float picked = 0;
+      for (int64_t rank = 0; rank < k; ++rank) picked += weights[rank] = p[picks[rank]];
+      for (int64_t rank = 0; rank < k; ++rank) weights[rank] /= picked;
     }
   });
 }
