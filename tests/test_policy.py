@@ -7,9 +7,8 @@ was told, says whether what was evicted might be.
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
-
 from esker import _core
+from hypothesis import given, settings
 
 LAYERS, EXPERTS, USED = 5, 24, 3
 
@@ -142,9 +141,9 @@ class Drive:
         policy.check_invariants()
 
 
-experts_of = st.lists(
-    st.integers(0, EXPERTS - 1), min_size=1, max_size=4 * USED, unique=True
-).map(sorted)
+experts_of = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=4 * USED, unique=True).map(
+    sorted
+)
 guesses_of = st.lists(st.integers(0, EXPERTS - 1), max_size=8, unique=True)
 steps = st.lists(
     st.tuples(
@@ -176,9 +175,7 @@ def run(arena, trace, ends):
             fails = (failing,) if failing is not None and layer == 2 else ()
             if drive.turn(layer, experts, prompt, fails) is None:
                 break
-            ahead = [
-                (layer + d, guesses[2 * layer + d - 1]) for d in (1, 2) if layer + d < LAYERS
-            ]
+            ahead = [(layer + d, guesses[2 * layer + d - 1]) for d in (1, 2) if layer + d < LAYERS]
             drive.after(layer, ahead, prompt, keep=1)
     return drive
 
@@ -219,8 +216,8 @@ def test_guesses_are_ranked_by_the_rule_of_the_router(scores, depth, protect, pr
     for token in scores:
         order = sorted(range(EXPERTS), key=lambda e: (-token[e], e))
         first = order[: min(protect, depth)]
-        bonus = lambda e, token=token: token[e] + (prior if favoured[e] else 0.0)  # noqa: E731
-        rest = sorted((e for e in order if e not in first), key=lambda e: (-bonus(e), e))
+        raised = [s + (prior if f else 0.0) for s, f in zip(token, favoured, strict=True)]
+        rest = sorted((e for e in order if e not in first), key=lambda e: (-raised[e], e))
         per_token.append((first + rest)[:depth])
     want = []
     for rank in range(depth):

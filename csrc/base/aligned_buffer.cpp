@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "base/error.h"
@@ -33,6 +34,16 @@ AlignedBuffer::AlignedBuffer(size_t bytes, const char* purpose) : size_bytes_(by
   if (bytes >= kHugeFrom) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
 }
+
+void release_pages(uint8_t* data, size_t bytes) {
+#if defined(MADV_FREE_REUSABLE)
+  madvise(data, bytes, MADV_FREE_REUSABLE);
+#else
+  madvise(data, bytes, MADV_DONTNEED);
+#endif
+}
+
+int wire_pages(const uint8_t* data, size_t bytes) { return mlock(data, bytes) == 0 ? 0 : errno; }
 
 AlignedBuffer::~AlignedBuffer() {
   if (data_ != nullptr) munmap(data_, size_bytes_);

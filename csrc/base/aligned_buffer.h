@@ -29,4 +29,11 @@ class AlignedBuffer {
   size_t size_bytes_ = 0;
 };
 
+// Gives the pages of part of such memory back to the system; it reads as anything until it is written
+// again. Both ends on pages of the system.
+void release_pages(uint8_t* data, size_t bytes);
+
+// Keeps memory from being paged out. Returns 0 or the errno of the refusal.
+int wire_pages(const uint8_t* data, size_t bytes);
+
 }  // namespace esker

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
 // Engine, Session and Sampler. Every call that computes lets go of the GIL and looks for Ctrl-C.
+#include <nanobind/stl/pair.h>
+
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "bindings/bindings.h"
@@ -21,9 +24,10 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     uint64_t arena_bytes,
                                     double arena_fraction, uint32_t slots, uint32_t chunk,
                                     int reader_threads, double class_waste, uint32_t min_slots,
-                                    uint64_t keep_free_bytes, uint32_t read_ahead,
+                                    uint64_t keep_free_bytes, int32_t read_ahead,
                                     uint32_t read_ahead_2, bool touch_guesses, bool split_turn,
-                                    float cache_prior, uint32_t protect, uint32_t starvation) {
+                                    float cache_prior, uint32_t protect, uint32_t starvation,
+                                    bool wire, bool governor) {
   const EngineOptions options{.path = path,
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
@@ -44,7 +48,9 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                               .split_turn = split_turn,
                               .cache_prior = cache_prior,
                               .protect = protect,
-                              .starvation = starvation};
+                              .starvation = starvation,
+                              .wire = wire,
+                              .governor = governor};
   const nb::gil_scoped_release no_gil;
   return Engine::open(options, make_poll());
 }
@@ -55,7 +61,7 @@ nb::dict counters_dict(const EngineCounters& c) {
   d["ahead_hits"] = c.stream.ahead_hits, d["ahead_late"] = c.stream.ahead_late;
   d["demand_misses"] = c.stream.demand_misses, d["ahead_reads"] = c.stream.ahead_reads;
   d["ahead_wasted"] = c.stream.ahead_wasted, d["displaced"] = c.stream.displaced;
-  d["evictions"] = c.stream.evictions;
+  d["evictions"] = c.stream.evictions, d["withdrawn_bytes"] = c.stream.withdrawn_bytes;
   d["bytes_read"] = c.stream.bytes_read, d["bytes_ahead"] = c.stream.bytes_ahead;
   d["bytes_wasted"] = c.stream.bytes_wasted, d["turns"] = c.stream.turns;
   d["host_ns"] = c.stream.host_ns, d["wait_ns"] = c.stream.wait_ns;
@@ -72,6 +78,17 @@ nb::list op_times(const Engine& engine) {
     d["op"] = op_name(t.kind);
     d["role"] = t.role == Role::kCount ? "" : role_name(t.role);
     d["calls"] = t.calls, d["ns"] = t.ns;
+    out.append(d);
+  }
+  return out;
+}
+
+nb::list wired(const Engine& engine) {
+  nb::list out;
+  for (const WiredPart& part : engine.wired()) {
+    nb::dict d;
+    d["what"] = part.what, d["bytes"] = part.bytes;
+    d["error"] = part.error_number == 0 ? "" : std::strerror(part.error_number);
     out.append(d);
   }
   return out;
@@ -166,10 +183,11 @@ void bind_engine(nb::module_& m) {
            nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0, nb::arg("slots") = 0,
            nb::arg("chunk") = 0, nb::arg("reader_threads") = 0,
            nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("min_slots") = 0,
-           nb::arg("keep_free_bytes") = 0, nb::arg("read_ahead") = kReadAhead,
+           nb::arg("keep_free_bytes") = 0, nb::arg("read_ahead") = -1,
            nb::arg("read_ahead_2") = 0, nb::arg("touch_guesses") = false,
            nb::arg("split_turn") = true, nb::arg("cache_prior") = 0.0f,
-           nb::arg("protect") = kProtect, nb::arg("starvation") = kStarvation)
+           nb::arg("protect") = kProtect, nb::arg("starvation") = kStarvation, nb::arg("wire") = false,
+           nb::arg("governor") = false)
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })
@@ -177,6 +195,20 @@ void bind_engine(nb::module_& m) {
            [](const std::shared_ptr<Engine>& e) { return PySession{e, std::make_unique<Session>(e)}; })
       .def("counters", [](const Engine& e) { return counters_dict(e.counters()); })
       .def("op_times", &op_times)
+      .def("wired", &wired)
+      .def("fill",
+           [](Engine& e, const std::vector<std::pair<uint32_t, uint32_t>>& ranked) {
+             const nb::gil_scoped_release no_gil;
+             return e.fill(ranked, make_poll());
+           },
+           nb::arg("ranked"), "Reads (layer, expert) pairs into free slots; returns how many.")
+      .def("pick_counts", &Engine::pick_counts, "[n_layer * n_expert] picks of decode.")
+      .def("set_readers",
+           [](Engine& e, int threads, uint64_t chunk_bytes) {
+             const nb::gil_scoped_release no_gil;
+             e.set_readers(threads, chunk_bytes);
+           },
+           nb::arg("threads"), nb::arg("chunk_bytes"))
       .def("graph",
            [](const Engine& e, bool prompt) {
              return dump(e.graph(prompt ? GraphMode::kPrompt : GraphMode::kWindow));

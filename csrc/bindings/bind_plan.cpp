@@ -113,7 +113,7 @@ void bind_plan(nb::module_& m) {
       [](const std::string& path, const std::optional<std::string>& ngram_table, bool header,
          uint64_t what_if_bytes, uint64_t context, uint64_t memory_bytes, uint64_t keep_free_bytes,
          uint64_t arena_bytes, double arena_fraction, uint32_t slots, uint32_t min_slots,
-         double class_waste, uint32_t chunk, uint32_t read_ahead, uint32_t read_ahead_2) {
+         double class_waste, uint32_t chunk, int32_t read_ahead, uint32_t read_ahead_2) {
         return plan_file({.path = path, .ngram_table = ngram_table.value_or(""),
                           .context = context, .memory_bytes = memory_bytes,
                           .keep_free_bytes = keep_free_bytes, .arena_bytes = arena_bytes,
@@ -127,7 +127,7 @@ void bind_plan(nb::module_& m) {
       nb::arg("keep_free_bytes") = 0, nb::arg("arena_bytes") = 0, nb::arg("arena_fraction") = 0.0,
       nb::arg("slots") = 0, nb::arg("min_slots") = 0,
       nb::arg("class_waste") = EngineOptions{}.class_waste, nb::arg("chunk") = 0,
-      nb::arg("read_ahead") = kReadAhead, nb::arg("read_ahead_2") = 0,
+      nb::arg("read_ahead") = -1, nb::arg("read_ahead_2") = 0,
       "The plan that an engine would apply, and the weight traffic of a decoded token; nothing is "
       "loaded. header: the file may end after its tensor table.");
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "backends/cpu/cpu_backend.h"
+#include "base/aligned_buffer.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "engine/model_plan.h"
@@ -68,7 +72,8 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   config_ = read_config(*model, *table);
   weights_ = std::make_unique<Weights>(model, table, config_);
   if (poll) poll();
-  plan_ = plan_model(options, config_, *weights_, machine_memory());
+  plan_ = plan_model(options, config_, *weights_, options.memory());
+  memory_ = options.memory;
   if (plan_.guess_layers > 0) weights_->make_router_copies();
   if (poll) poll();
   window_graph_ = build_graph(config_, GraphMode::kWindow, plan_.guess_layers);
@@ -80,6 +85,8 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
       "prompt scratch");
   open_stream(options, poll);
+  if (options.wire) wire();
+  governor_ = options.governor;
 
   Hash hash;
   for (const TensorInfo& t : model->tensors()) {
@@ -123,8 +130,9 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
   stream_ = std::make_unique<ExpertStream>(
       std::move(records), config_.n_expert, plan_.arena, arena_->host(),
       StreamOptions{.reader_threads = readers,
+                    .chunk_bytes = options.read_chunk_bytes > 0 ? options.read_chunk_bytes : kReadChunkBytes,
                     .n_expert_used = config_.n_expert_used,
-                    .read_ahead = options.read_ahead,
+                    .read_ahead = read_ahead_depth(options, config_),
                     .read_ahead_2 = options.read_ahead_2,
                     .touch_guesses = options.touch_guesses,
                     .cache_prior = options.cache_prior,
@@ -136,6 +144,61 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
     row_cache_ = std::make_unique<RowCache>(options.open_file(t.path), t.offset, t.row_bytes, t.rows,
                                             plan_.row_cache_bytes, readers);
     row_cache_->load_all(poll);
+  }
+}
+
+void Engine::wire() {
+  WiredPart dense{.what = "dense weights", .bytes = 0, .error_number = 0};
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto wire_one = [&](const Weight& w) {
+    if (!w) return;
+    const auto begin = reinterpret_cast<uintptr_t>(w.data) / page * page;
+    const size_t bytes = reinterpret_cast<uintptr_t>(w.data) + w.bytes - begin;
+    const int error = wire_pages(reinterpret_cast<const uint8_t*>(begin), bytes);
+    if (error == 0) dense.bytes += w.bytes;
+    if (dense.error_number == 0) dense.error_number = error;
+  };
+  for (size_t r = 0; r < static_cast<size_t>(Role::kCount); ++r) {
+    const Role role = static_cast<Role>(r);
+    const bool tied = role == Role::kOutput &&
+                      weights_->global(role).data == weights_->global(Role::kTokenEmbd).data;
+    if (!tied) wire_one(weights_->global(role));
+    for (uint32_t i = 0; i < config_.n_layer; ++i) wire_one(weights_->layer(i, role));
+  }
+  const int error = wire_pages(arena_->host(), arena_->size_bytes());
+  wired_ = {dense, {.what = "expert arena", .bytes = error == 0 ? arena_->size_bytes() : 0,
+                    .error_number = error}};
+}
+
+uint64_t Engine::fill(std::span<const std::pair<uint32_t, uint32_t>> ranked, const PollFn& poll) {
+  const std::lock_guard lock(mutex_);
+  return stream_->fill(ranked, poll);
+}
+
+std::vector<uint64_t> Engine::pick_counts() {
+  const std::lock_guard lock(mutex_);
+  const std::span<const uint64_t> counts = stream_->pick_counts();
+  return {counts.begin(), counts.end()};
+}
+
+void Engine::set_readers(int threads, uint64_t chunk_bytes) {
+  const std::lock_guard lock(mutex_);
+  stream_->set_readers(threads, chunk_bytes);
+}
+
+// Between tokens. The plan leaves the system a reserve; when others have taken half of it, the arena
+// gives what is missing of that half, and takes it again once there are three quarters.
+void Engine::govern() {
+  constexpr int64_t kEveryNs = 250'000'000;
+  const int64_t now = now_ns();
+  if (governed_ns_ != 0 && now - governed_ns_ < kEveryNs) return;
+  governed_ns_ = now;
+  const MachineMemory machine = memory_();
+  const uint64_t reserve = plan_.reserve_bytes != 0 ? plan_.reserve_bytes : system_reserve(machine);
+  if (machine.available_bytes < reserve / 2) {
+    stream_->shrink(reserve / 2 - machine.available_bytes);
+  } else if (machine.available_bytes > reserve / 4 * 3) {
+    stream_->grow(machine.available_bytes - reserve / 4 * 3);
   }
 }
 
@@ -163,6 +226,7 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
                  const PollFn& poll) {
   const std::lock_guard lock(mutex_);
   weights_->check_files_unchanged();
+  if (governor_) govern();
   if (config_.has_ple()) fetch_ple_rows(history, tokens, poll);
   const bool decode = tokens.size() <= kMaxWindow;
   const Graph& graph = decode ? window_graph_ : prompt_graph_;

@@ -4,12 +4,14 @@
 // that joins graph, stream and backend. Sessions (engine/session.h) run through it one at a time.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "backends/cpu/cpu_backend.h"
+#include "base/machine.h"
 #include "graph/backend.h"
 #include "graph/config.h"
 #include "graph/graph.h"
@@ -23,7 +25,6 @@ namespace esker {
 
 inline constexpr uint64_t kDefaultContext = 4096;
 inline constexpr int kReaderThreads = 4;
-inline constexpr uint32_t kReadAhead = 16;
 inline constexpr uint32_t kProtect = 3;
 inline constexpr uint32_t kStarvation = 16;
 
@@ -42,19 +43,30 @@ struct EngineOptions {
   int threads = 0;               // 0: one per core
   Activations activations = Activations::kExact;
   int reader_threads = 0;        // 0: kReaderThreads
-  uint32_t read_ahead = kReadAhead;  // guesses a token for the next layer; see stream/expert_stream.h
+  uint64_t read_chunk_bytes = 0;     // the most that a reader reads at a time; 0: kReadChunkBytes
+  int32_t read_ahead = -1;           // guesses a token for the next layer; -1: read_ahead_depth()
   uint32_t read_ahead_2 = 0;         // and for the layer after it
   bool touch_guesses = false;
   bool split_turn = true;
   float cache_prior = 0;             // logits; not exact unless 0
   uint32_t protect = kProtect;
   uint32_t starvation = kStarvation;
+  bool wire = false;             // ask the system to keep weights and arena in memory
+  bool governor = false;         // give arena back while the system is short of memory
   FileOpener open_file = open_direct;
+  std::function<MachineMemory()> memory = machine_memory;
 };
 
 struct EngineCounters {
   StreamCounters stream;
   RowCacheCounters rows;
+};
+
+// What was wired, or why not.
+struct WiredPart {
+  std::string what;
+  uint64_t bytes = 0;
+  int error_number = 0;  // errno of the first refusal
 };
 
 // One session's state on the device. `before` is what a run reads, `after` what it writes;
@@ -80,6 +92,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   EngineCounters counters() const;
   std::vector<OpTime> op_times() const { return backend_->op_times(); }
   void check_invariants() const { stream_->check_invariants(); }
+  const std::vector<WiredPart>& wired() const { return wired_; }
+  // See stream/expert_stream.h.
+  uint64_t fill(std::span<const std::pair<uint32_t, uint32_t>> ranked, const PollFn& poll);
+  std::vector<uint64_t> pick_counts();
+  void set_readers(int threads, uint64_t chunk_bytes);
   // Of the file's tensor table and norms: tells saved sessions of different models apart.
   uint64_t fingerprint() const { return fingerprint_; }
 
@@ -95,6 +112,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine() = default;
   void load(const EngineOptions& options, const PollFn& poll);
   void open_stream(const EngineOptions& options, const PollFn& poll);
+  void wire();
+  void govern();
   void fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
                       const PollFn& poll);
 
@@ -110,6 +129,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   CachePrior prior_;
   std::unique_ptr<ExpertStream> stream_;
   std::unique_ptr<RowCache> row_cache_;
+  std::vector<WiredPart> wired_;
+  bool governor_ = false;
+  std::function<MachineMemory()> memory_;
+  int64_t governed_ns_ = 0;
   uint64_t fingerprint_ = 0;
   std::vector<uint64_t> ple_ids_;
   std::vector<uint8_t> ple_blocks_;

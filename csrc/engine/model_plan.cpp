@@ -8,6 +8,11 @@
 
 namespace esker {
 
+uint32_t read_ahead_depth(const EngineOptions& options, const Config& config) {
+  if (options.read_ahead >= 0) return static_cast<uint32_t>(options.read_ahead);
+  return (config.n_expert_used * 8 + 4) / 5;
+}
+
 MemoryPlan plan_model(const EngineOptions& options, const Config& config, const Weights& weights,
                       const MachineMemory& machine) {
   uint64_t context = options.context;
@@ -33,7 +38,7 @@ MemoryPlan plan_model(const EngineOptions& options, const Config& config, const 
     request.table_bytes = table.rows * table.row_bytes;
     request.table_cache_bytes = RowCache::bytes_for_all(table.row_bytes, table.rows);
   }
-  const uint32_t guess_layers = options.read_ahead_2 > 0 ? 2 : options.read_ahead > 0 ? 1 : 0;
+  const uint32_t guess_layers = options.read_ahead_2 > 0 ? 2 : read_ahead_depth(options, config) > 0 ? 1 : 0;
   request.guess_layers = guess_layers;
   request.guess_bytes = weights.router_copies_bytes();
   request.scratch_bytes_per_token =

@@ -12,16 +12,13 @@ namespace {
 
 constexpr int kReaderThreadsMax = 256;
 constexpr auto kInterruptPoll = std::chrono::milliseconds(50);
-// A record of about 1.4 MB becomes three or four chunks: enough for four readers to share it, and
-// still large enough for an SSD to serve at full speed.
-constexpr uint64_t kChunkBytes = uint64_t{512} << 10;
 // Chunks but the last end at this file offset, so that no block is read twice.
 constexpr uint64_t kChunkAlignBytes = 4096;
 
 // What is left of `piece` after `done` bytes is cut evenly, so that no reader gets a crumb.
-uint64_t next_chunk_bytes(const ReadPiece& piece, uint64_t done) {
+uint64_t next_chunk_bytes(const ReadPiece& piece, uint64_t done, uint64_t most) {
   const uint64_t left = piece.bytes - done;
-  const uint64_t even = div_ceil(left, div_ceil(left, kChunkBytes));
+  const uint64_t even = div_ceil(left, div_ceil(left, most));
   const uint64_t start = piece.offset + done;
   return std::min(left, align_up(start + even, kChunkAlignBytes) - start);
 }
@@ -59,7 +56,8 @@ struct ReadQueue::Chunk {
   uint8_t* to = nullptr;
 };
 
-ReadQueue::ReadQueue(int threads) {
+ReadQueue::ReadQueue(int threads, uint64_t chunk_bytes)
+    : chunk_bytes_(std::max(chunk_bytes, kChunkAlignBytes)) {
   if (threads < 1 || threads > kReaderThreadsMax) {
     raise(ErrorKind::kUsage, "io",
           {.what = "the number of reader threads is out of range",
@@ -175,7 +173,7 @@ ReadQueue::Chunk ReadQueue::take_chunk_locked() {
   const ReadPiece& piece = ticket.pieces[ticket.piece_index];
   const uint64_t done = ticket.piece_bytes;
   const Chunk chunk{queue.front(), piece.file.get(), piece.offset + done,
-                    next_chunk_bytes(piece, done), piece.to + done};
+                    next_chunk_bytes(piece, done, chunk_bytes_), piece.to + done};
   ticket.running += 1;
   ticket.piece_bytes += chunk.bytes;
   if (ticket.piece_bytes == piece.bytes) {

@@ -22,6 +22,10 @@
 
 namespace esker {
 
+// A record of about 1.4 MB becomes three or four chunks: enough for four readers to share it, and
+// still large enough for an SSD to serve at full speed.
+inline constexpr uint64_t kReadChunkBytes = uint64_t{512} << 10;
+
 enum class ReadPriority { kDemand = 0, kAhead = 1 };
 
 // Called by code that waits, about every 50 ms; throws to end the wait.
@@ -40,7 +44,8 @@ class ReadTicket;
 
 class ReadQueue {
  public:
-  explicit ReadQueue(int threads);
+  // chunk_bytes: the most that one reader reads at a time.
+  explicit ReadQueue(int threads, uint64_t chunk_bytes = kReadChunkBytes);
   ~ReadQueue();  // drops queued reads, waits for running ones
 
   std::shared_ptr<ReadTicket> submit(std::vector<ReadPiece> pieces, ReadPriority priority);
@@ -72,6 +77,7 @@ class ReadQueue {
   Chunk take_chunk_locked();
   void drop_locked(const ReadTicket& ticket, std::exception_ptr reason);
 
+  const uint64_t chunk_bytes_;
   mutable std::mutex mutex_;
   std::condition_variable work_;  // a queue is no longer empty, or the readers shall stop
   std::condition_variable done_;  // a ticket is done

@@ -5,12 +5,15 @@
 #include <iterator>
 #include <string>
 
+#include "base/aligned_buffer.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "stream/guess.h"
 
 namespace esker {
 namespace {
+
+constexpr uint32_t kWindowMax = 4;  // tokens whose experts a turn of decode may want together
 
 // Adds the time it lives to a counter, also when an exception ends it.
 class Stopwatch {
@@ -75,12 +78,15 @@ struct ExpertStream::State {
         uint8_t* memory, const StreamOptions& wanted)
       : layers(std::move(records)),
         arena(memory),
+        arena_bytes(plan.total_bytes),
         options(wanted),
         policy(plan, n_expert, wanted.starvation),
         picked(n_expert, 0),
         tickets(plan.slot_count()),
-        queue(wanted.reader_threads) {
+        counts(size_t{policy.n_layer()} * n_expert, 0),
+        queue(std::make_unique<ReadQueue>(wanted.reader_threads, wanted.chunk_bytes)) {
     abandoned.reserve(tickets.size());  // giving up must not fail
+    for (const SlotClass& c : plan.classes) class_bytes.push_back(c.slots * c.slot_bytes());
   }
 
   void check_layer(int layer) const;
@@ -98,6 +104,8 @@ struct ExpertStream::State {
 
   const std::vector<RecordLayout> layers;
   uint8_t* const arena;
+  uint64_t arena_bytes;
+  std::vector<uint64_t> class_bytes;
   const StreamOptions options;
   ResidencyPolicy policy;
   std::vector<uint8_t> picked;    // [n_expert] scratch, zero between calls
@@ -118,7 +126,8 @@ struct ExpertStream::State {
   // The next turn awaits them before anything else, so a stalled disk cannot hold up an interrupt,
   // and no decision depends on when they end.
   std::vector<std::shared_ptr<ReadTicket>> abandoned;
-  ReadQueue queue;                // last: its readers end before all else goes
+  std::vector<uint64_t> counts;   // [n_layer, n_expert] picks of decode turns
+  std::unique_ptr<ReadQueue> queue;  // last: its readers end before all else goes
 };
 
 void ExpertStream::State::check_layer(int l) const {
@@ -144,7 +153,10 @@ void ExpertStream::State::gather_experts(int l, std::span<const int32_t> picks) 
   }
   experts.clear();
   experts.reserve(picked.size());
-  for (const int32_t pick : picks) picked[static_cast<size_t>(pick)] = 1;
+  for (const int32_t pick : picks) {
+    picked[static_cast<size_t>(pick)] = 1;
+    if (kind == TurnKind::kDecode) counts[static_cast<size_t>(l * n_expert + pick)] += 1;
+  }
   for (size_t expert = 0; expert < picked.size(); ++expert) {
     if (picked[expert]) experts.push_back(static_cast<int32_t>(expert));
     picked[expert] = 0;
@@ -154,7 +166,7 @@ void ExpertStream::State::gather_experts(int l, std::span<const int32_t> picks) 
 void ExpertStream::State::await_abandoned(const InterruptCheck& check) {
   const Stopwatch waiting(&counters.wait_ns);
   while (!abandoned.empty()) {
-    queue.wait_until_done(*abandoned.back(), check);
+    queue->wait_until_done(*abandoned.back(), check);
     abandoned.pop_back();
   }
 }
@@ -169,7 +181,7 @@ void ExpertStream::State::submit(uint32_t in_layer, const Load& load, ReadPriori
                       .bytes = piece.bytes,
                       .to = record + piece.record_offset});
   }
-  tickets[load.slot] = queue.submit(std::move(pieces), priority);
+  tickets[load.slot] = queue->submit(std::move(pieces), priority);
 }
 
 void ExpertStream::State::begin(int l, std::span<const int32_t> picks, const InterruptCheck& check) {
@@ -197,8 +209,8 @@ bool ExpertStream::State::start_round(Round& to, bool overlapped) {
   for (const Load& load : to.loads) {
     if (load.claimed) {
       counters.ahead_hits += 1;
-      counters.ahead_late += !queue.is_done(*tickets[load.slot]);
-      queue.promote(*tickets[load.slot]);
+      counters.ahead_late += !queue->is_done(*tickets[load.slot]);
+      queue->promote(*tickets[load.slot]);
     } else {
       counters.demand_misses += 1;
       counters.evictions += load.evicts;
@@ -210,17 +222,17 @@ bool ExpertStream::State::start_round(Round& to, bool overlapped) {
 
 // A read-ahead that failed is tried again now that it is wanted: nothing depends on when it was read.
 void ExpertStream::State::await(const Load& load, const InterruptCheck& check) {
-  queue.wait_until_done(*tickets[load.slot], check);
+  queue->wait_until_done(*tickets[load.slot], check);
   if (load.claimed) {
     try {
-      queue.wait(*tickets[load.slot], {});
+      queue->wait(*tickets[load.slot], {});
       return;
     } catch (const Error&) {
       submit(layer, load, ReadPriority::kDemand);
-      queue.wait_until_done(*tickets[load.slot], check);
+      queue->wait_until_done(*tickets[load.slot], check);
     }
   }
-  queue.wait(*tickets[load.slot], {});
+  queue->wait(*tickets[load.slot], {});
 }
 
 // Waits for the round's reads and makes its experts resident.
@@ -254,7 +266,7 @@ void ExpertStream::State::give_up() noexcept {
 void ExpertStream::State::give_up(Round& of) noexcept {
   for (const Load& load : of.loads) {
     std::shared_ptr<ReadTicket>& ticket = tickets[load.slot];
-    if (ticket && !queue.drop(*ticket)) abandoned.push_back(ticket);
+    if (ticket && !queue->drop(*ticket)) abandoned.push_back(ticket);
     ticket.reset();
     policy.failed(load.slot);
   }
@@ -265,8 +277,8 @@ void ExpertStream::State::give_up(Round& of) noexcept {
 // a whole layer, and then its slot is free.
 void ExpertStream::State::tidy(int l, const InterruptCheck& check) {
   for (const uint32_t slot : policy.limbo()) {
-    queue.wait_until_done(*tickets[slot], check);
-    const uint64_t bytes = queue.bytes_begun(*tickets[slot]);
+    queue->wait_until_done(*tickets[slot], check);
+    const uint64_t bytes = queue->bytes_begun(*tickets[slot]);
     counters.bytes_read += bytes;
     counters.bytes_wasted += bytes;
     tickets[slot].reset();
@@ -274,7 +286,7 @@ void ExpertStream::State::tidy(int l, const InterruptCheck& check) {
   policy.free_limbo();
   for (const uint32_t slot : policy.retire(static_cast<uint32_t>(l))) {
     counters.ahead_wasted += 1;
-    queue.drop(*tickets[slot]);
+    queue->drop(*tickets[slot]);
   }
   for (const auto& [to_layer, scores] : guesses) {
     const uint32_t depth = to_layer == layer + 1 ? options.read_ahead : options.read_ahead_2;
@@ -322,6 +334,100 @@ ExpertStream::ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert,
 }
 
 ExpertStream::~ExpertStream() = default;
+
+uint64_t ExpertStream::fill(std::span<const std::pair<uint32_t, uint32_t>> ranked,
+                            const InterruptCheck& check) {
+  State& s = *state_;
+  s.give_up();
+  s.await_abandoned(check);
+  // In batches, so that a fault or an interrupt loses no more than one.
+  constexpr size_t kBatch = 64;
+  uint64_t filled = 0;
+  for (size_t at = 0; at < ranked.size(); at += kBatch) {
+    const auto batch = ranked.subspan(at, std::min(kBatch, ranked.size() - at));
+    for (const auto& [layer, expert] : batch) {
+      if (layer < s.policy.n_layer() && expert < s.policy.n_expert()) continue;
+      raise(ErrorKind::kUsage, "stream",
+            {.what = "the profile names an expert that does not exist",
+             .got = "layer " + std::to_string(layer) + ", expert " + std::to_string(expert),
+             .want = std::to_string(s.policy.n_layer()) + " layers of " +
+                     std::to_string(s.policy.n_expert()),
+             .where = {},
+             .hint = "was it made for another model?"});
+    }
+    const std::span<const State::Load> loads = s.policy.fill(batch);
+    s.current.loads.assign(loads.begin(), loads.end());
+    s.begun = true;  // so that giving up cleans up
+    for (const State::Load& load : s.current.loads) {
+      s.submit(s.policy.layer_of(load.slot), load, ReadPriority::kDemand);
+    }
+    try {
+      for (const State::Load& load : s.current.loads) {
+        s.queue->wait_until_done(*s.tickets[load.slot], check);
+        s.queue->wait(*s.tickets[load.slot], {});
+      }
+    } catch (...) {
+      s.give_up();
+      throw;
+    }
+    for (const State::Load& load : s.current.loads) {
+      for (const RecordPiece& piece : s.layers[s.policy.layer_of(load.slot)].pieces) {
+        s.counters.bytes_read += piece.bytes;
+      }
+      s.policy.loaded(load.slot);
+      s.tickets[load.slot].reset();
+    }
+    filled += s.current.loads.size();
+    s.current.loads.clear();
+    s.begun = false;
+  }
+  return filled;
+}
+
+std::span<const uint64_t> ExpertStream::pick_counts() const { return state_->counts; }
+
+void ExpertStream::set_readers(int threads, uint64_t chunk_bytes) {
+  State& s = *state_;
+  s.give_up();
+  // What is being read ends first; a read-ahead that was only queued is read when it is wanted.
+  for (const std::shared_ptr<ReadTicket>& ticket : s.tickets) {
+    if (ticket) s.queue->drop(*ticket);
+  }
+  s.queue = std::make_unique<ReadQueue>(threads, chunk_bytes);
+}
+
+uint64_t ExpertStream::shrink(uint64_t bytes) {
+  State& s = *state_;
+  s.give_up();
+  uint64_t given = 0;
+  for (uint32_t c = 0; c < s.policy.n_class(); ++c) {
+    // The classes share it by what they are planned to hold.
+    const uint64_t of_class = static_cast<uint64_t>(
+        static_cast<double>(bytes) * static_cast<double>(s.class_bytes[c]) /
+        static_cast<double>(s.arena_bytes));
+    const uint64_t slot_bytes = s.policy.slot_bytes(c);
+    const auto n = static_cast<uint32_t>(std::min<uint64_t>((of_class + slot_bytes - 1) / slot_bytes, UINT32_MAX));
+    const uint32_t keep = 2 * std::min(kWindowMax * s.options.n_expert_used, s.policy.n_expert());
+    for (const uint32_t slot : s.policy.withdraw(c, n, keep)) {
+      release_pages(s.arena + s.policy.slot_offset_bytes(slot), slot_bytes);
+      given += slot_bytes;
+    }
+  }
+  s.counters.withdrawn_bytes += given;
+  return given;
+}
+
+uint64_t ExpertStream::grow(uint64_t bytes) {
+  State& s = *state_;
+  uint64_t taken = 0;
+  for (uint32_t c = 0; c < s.policy.n_class() && taken < bytes; ++c) {
+    const uint64_t slot_bytes = s.policy.slot_bytes(c);
+    const auto n = static_cast<uint32_t>(std::min<uint64_t>((bytes - taken) / slot_bytes, UINT32_MAX));
+    taken += s.policy.restore(c, n).size() * slot_bytes;
+  }
+  s.counters.withdrawn_bytes -= taken;
+  return taken;
+}
 
 void ExpertStream::begin_run(TurnKind kind, uint32_t n_tokens) {
   State& s = *state_;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "io/file.h"
@@ -36,6 +37,7 @@ struct RecordLayout {
 
 struct StreamOptions {
   int reader_threads = 4;
+  uint64_t chunk_bytes = kReadChunkBytes;  // the most that a reader reads at a time
   uint32_t n_expert_used = 0;   // experts a token picks; with read-ahead, what its turns need
   uint32_t read_ahead = 0;      // guesses a token read ahead for the next layer
   uint32_t read_ahead_2 = 0;    // and for the layer after it
@@ -59,6 +61,7 @@ struct StreamCounters {
   uint64_t bytes_read = 0;      // of expert records
   uint64_t bytes_ahead = 0;     // of which ahead and wanted
   uint64_t bytes_wasted = 0;    // of which ahead and not wanted, as far as reads had begun
+  uint64_t withdrawn_bytes = 0; // of the arena, given back to the system for now
   uint64_t turns = 0;
   int64_t host_ns = 0;          // inside begin_layer and at_layer
   int64_t wait_ns = 0;          // of which waiting for reads
@@ -77,6 +80,20 @@ class ExpertStream {
   ExpertStream(std::vector<RecordLayout> layers, uint32_t n_expert, const ArenaPlan& plan,
                uint8_t* arena, const StreamOptions& options);
   ~ExpertStream();
+
+  // Reads the experts of a profile into free slots, the most picked first: (layer, expert) pairs, as far
+  // as they go. Returns how many were read. Throws as at_layer; what was read by then stays.
+  uint64_t fill(std::span<const std::pair<uint32_t, uint32_t>> ranked, const InterruptCheck& check);
+  // [n_layer, n_expert] how often each expert was picked in decode.
+  std::span<const uint64_t> pick_counts() const;
+
+  // Other readers, between runs.
+  void set_readers(int threads, uint64_t chunk_bytes);
+
+  // Gives about so many bytes of the arena back to the system, or takes them again; between runs. What
+  // turns need is never given. Returns the bytes that changed hands.
+  uint64_t shrink(uint64_t bytes);
+  uint64_t grow(uint64_t bytes);
 
   // Before the layers of a window (decode) or of a prompt's chunk.
   void begin_run(TurnKind kind, uint32_t n_tokens);

@@ -13,14 +13,6 @@ constexpr uint32_t kDefaultChunk = 512;
 constexpr uint32_t kLeastChunk = 32;
 constexpr uint64_t kRowCacheBytes = 16u << 20;  // 58,000 rows of the real model; a token reads 16
 
-// Left to the system when the limit is our own choice: 7 GB of 24 GB kept the machine of
-// the reference measurements from paging (DESIGN section 6), scaled to this machine.
-// Below a container's limit no system has to fit: a sixteenth covers the interpreter and what the
-// kernel counts against us.
-uint64_t system_reserve(const MachineMemory& machine) {
-  return machine.is_limit ? machine.total_bytes / 16 : machine.total_bytes / 24 * 7;
-}
-
 void settle_limit(const PlanRequest& r, MemoryPlan& plan) {
   const uint64_t available = r.machine.available_bytes;
   const uint64_t reserve =
@@ -90,6 +82,14 @@ uint64_t settle_arena(const PlanRequest& r, const MemoryPlan& plan, uint64_t fix
 }
 
 }  // namespace
+
+// Left to the system when the limit is our own choice: 7 GB of 24 GB kept the machine of
+// the reference measurements from paging (DESIGN section 6), scaled to this machine.
+// Below a container's limit no system has to fit: a sixteenth covers the interpreter and what the
+// kernel counts against us.
+uint64_t system_reserve(const MachineMemory& machine) {
+  return machine.is_limit ? machine.total_bytes / 16 : machine.total_bytes / 24 * 7;
+}
 
 MachineMemory idle_machine(uint64_t total_bytes) {
   return {.total_bytes = total_bytes, .available_bytes = total_bytes};

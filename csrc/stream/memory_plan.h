@@ -67,6 +67,9 @@ struct MemoryPlan {
   uint64_t least_total_bytes() const { return total_bytes - arena.total_bytes + least_arena_bytes; }
 };
 
+// What a plan leaves to the system where nothing else is said.
+uint64_t system_reserve(const MachineMemory& machine);
+
 // A machine with this much memory, none of it in use: for plans that ask "what if".
 MachineMemory idle_machine(uint64_t total_bytes);
 

@@ -62,7 +62,7 @@ void ResidencyPolicy::begin_prompt() {
   require(loading_ == 0, "a prompt began before all reads had ended; loading:", loading_);
   pinned_from_ = stamp_ + 1;  // nothing is, between turns
   for (Class& c : classes_) {
-    const uint32_t hot_max = c.slots - prompt_slots(c.slots);
+    const uint32_t hot_max = c.usable() - prompt_slots(c.usable());
     while (c.hot.count > hot_max) {
       const uint32_t slot = c.hot.oldest;
       unlink(slot);
@@ -115,7 +115,7 @@ ResidencyPolicy::Round ResidencyPolicy::next_round(bool overlapped) {
   // What does not fit at once comes in rounds of half of what a turn may use, so that one round can be
   // read while another is computed.
   const uint32_t others = c.pre_count + c.limbo_count + (kind_ == TurnKind::kPrompt ? c.hot.count : 0);
-  const uint32_t half = std::max((c.slots - std::min(c.slots, others)) / 2, 1u);
+  const uint32_t half = std::max((c.usable() - std::min(c.usable(), others)) / 2, 1u);
   const uint32_t limit = usable >= missing ? missing : std::min(usable, half);
 
   stamp_ = stamp;
@@ -232,7 +232,7 @@ std::span<const ResidencyPolicy::Load> ResidencyPolicy::read_ahead(
   loads_.clear();
   uint32_t reserved = keep;
   if (kind == TurnKind::kPrompt) {
-    reserved = std::max(reserved, c.hot.count + (c.slots - c.hot.count + 1) / 2);
+    reserved = std::max(reserved, c.hot.count + (c.usable() - c.hot.count + 1) / 2);
   }
   for (const int32_t candidate : candidates) {
     require(candidate >= 0 && candidate < static_cast<int64_t>(n_expert_), "no such expert, layer", layer);
@@ -242,7 +242,7 @@ std::span<const ResidencyPolicy::Load> ResidencyPolicy::read_ahead(
       if (touch_ready && slots_[at].state == SlotState::kReady) touch(at, kind);
       continue;
     }
-    if (c.pre_count + c.limbo_count + reserved >= c.slots) break;
+    if (c.pre_count + c.limbo_count + reserved >= c.usable()) break;
     Load load{.expert = expert, .slot = kNone, .evicts = false, .claimed = false};
     load.slot = take_slot(c, kind == TurnKind::kDecode, &load.evicts);
     if (load.slot == kNone) break;
@@ -297,6 +297,33 @@ std::span<const ResidencyPolicy::Load> ResidencyPolicy::fill(
   }
   for (size_t i = loads_.size(); i-- > 0;) push_newest(loads_[i].slot);
   return loads_;
+}
+
+std::span<const uint32_t> ResidencyPolicy::withdraw(uint32_t index, uint32_t n, uint32_t keep) {
+  require(loading_ == 0, "slots were withdrawn before all reads had ended; loading:", loading_);
+  pinned_from_ = stamp_ + 1;  // nothing is, between turns
+  Class& c = classes_.at(index);
+  retired_.clear();
+  while (retired_.size() < n && c.usable() > c.pre_count + c.limbo_count + std::max(keep, 1u)) {
+    bool evicts = false;
+    const uint32_t slot = take_slot(c, true, &evicts);
+    if (slot == kNone) break;
+    slots_[slot].layer = slots_[slot].expert = kNone;
+    slots_[slot].state = SlotState::kWithdrawn;
+    c.withdrawn.push_back(slot);
+    retired_.push_back(slot);
+  }
+  return retired_;
+}
+
+std::span<const uint32_t> ResidencyPolicy::restore(uint32_t index, uint32_t n) {
+  Class& c = classes_.at(index);
+  retired_.clear();
+  for (; retired_.size() < n && !c.withdrawn.empty(); c.withdrawn.pop_back()) {
+    push_free(c.withdrawn.back());
+    retired_.push_back(c.withdrawn.back());
+  }
+  return retired_;
 }
 
 uint32_t ResidencyPolicy::note_displaced(uint32_t layer, std::span<const int32_t> picks,
@@ -388,7 +415,8 @@ void ResidencyPolicy::check_invariants() const {
     loading += slot.state == SlotState::kLoading;
     pre += slot.state == SlotState::kPre;
     limbo += slot.state == SlotState::kLimbo;
-    if (slot.state == SlotState::kFree || slot.state == SlotState::kLimbo) {
+    if (slot.state == SlotState::kFree || slot.state == SlotState::kLimbo ||
+        slot.state == SlotState::kWithdrawn) {
       require(slot.layer == kNone && slot.expert == kNone, "ownerless slot has an owner:", index);
       continue;
     }
@@ -430,7 +458,10 @@ void ResidencyPolicy::check_invariants() const {
       require(slots_[index].state == SlotState::kFree, "used, but in the free list: slot", index);
     }
     require(free == c.free_count, "wrong count of free slots:", c.free_count);
-    require(c.hot.count + c.cold.count + free + c.pre_count + c.limbo_count == c.slots,
+    for (const uint32_t index : c.withdrawn) {
+      require(slots_[index].state == SlotState::kWithdrawn, "in use, but withdrawn: slot", index);
+    }
+    require(c.hot.count + c.cold.count + free + c.pre_count + c.limbo_count == c.usable(),
             "slots in no list; slots:", c.slots);
   }
 }

@@ -20,7 +20,7 @@
 // Read-ahead puts experts of later layers into slots that are `pre` until their turn claims them. Those
 // it does not claim are retired to limbo, where a slot stays until its read has surely ended.
 //
-// Invariants (check_invariants): a slot is free, loading, pre, ready or in limbo; an expert has at most
+// Invariants (check_invariants): a slot is free, loading, pre, ready, in limbo or withdrawn; an expert has at most
 // one slot, a slot at most one expert, and where-table, slot table and residency map agree; only ready
 // slots are in the residency map; loading and pinned slots are never victims, nor are pre and limbo
 // ones; pinned slots are the most recent of their list. Every decision is O(1) a slot.
@@ -94,6 +94,16 @@ class ResidencyPolicy {
   // They count as hot, the first as the most recent. Loads in the order of the pairs.
   std::span<const Load> fill(std::span<const std::pair<uint32_t, uint32_t>> ranked);
 
+  // Takes up to n slots of a class out of use, free ones first, then victims, as long as `keep` slots
+  // remain for turns; and puts them back. Between turns. Returns the slots, valid until the next call.
+  std::span<const uint32_t> withdraw(uint32_t class_index, uint32_t n, uint32_t keep);
+  std::span<const uint32_t> restore(uint32_t class_index, uint32_t n);
+  uint32_t n_class() const { return static_cast<uint32_t>(classes_.size()); }
+  uint64_t slot_bytes(uint32_t class_index) const { return classes_[class_index].slot_bytes; }
+  uint32_t withdrawn(uint32_t class_index) const {
+    return static_cast<uint32_t>(classes_[class_index].withdrawn.size());
+  }
+
   // With a cache prior, of one token: what it picked, and what it would have picked without. An expert
   // that was displaced `starvation` times in a row is owed: it counts as favoured until it is picked.
   // Returns how many were displaced.
@@ -105,6 +115,8 @@ class ResidencyPolicy {
 
   // [n_expert] slot code within the layer's class of every expert that may be computed, or -1.
   std::span<const int32_t> residency(uint32_t layer) const;
+  // Whose expert a slot holds, or is to hold.
+  uint32_t layer_of(uint32_t slot) const { return slots_[slot].layer; }
   // Where a slot lies, in bytes from the start of the arena.
   uint64_t slot_offset_bytes(uint32_t slot) const;
 
@@ -114,7 +126,7 @@ class ResidencyPolicy {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  enum class SlotState : uint8_t { kFree, kLoading, kPre, kReady, kLimbo };
+  enum class SlotState : uint8_t { kFree, kLoading, kPre, kReady, kLimbo, kWithdrawn };
 
   struct Slot {
     uint32_t older = kNone;    // neighbours in a list; `older` also links free slots
@@ -143,6 +155,9 @@ class ResidencyPolicy {
     uint32_t free_count = 0;
     uint32_t pre_count = 0;
     uint32_t limbo_count = 0;
+    std::vector<uint32_t> withdrawn;
+    // Slots that are in use at all.
+    uint32_t usable() const { return slots - static_cast<uint32_t>(withdrawn.size()); }
   };
 
   size_t cell(uint32_t layer, uint32_t expert) const {

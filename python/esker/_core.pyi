@@ -3,7 +3,7 @@
 KeyboardInterrupt and leaves the session as it was before (prefill: before the unfinished chunk)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,15 @@ class Engine:
         class_waste: float = 0.15,
         min_slots: int = 0,
         keep_free_bytes: int = 0,
-        read_ahead: int = 16,
+        read_ahead: int = -1,
         read_ahead_2: int = 0,
         touch_guesses: bool = False,
         split_turn: bool = True,
         cache_prior: float = 0.0,
         protect: int = 3,
         starvation: int = 16,
+        wire: bool = False,
+        governor: bool = False,
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...
@@ -41,6 +43,10 @@ class Engine:
     def new_session(self) -> Session: ...
     def counters(self) -> dict[str, int]: ...
     def op_times(self) -> list[dict[str, Any]]: ...
+    def wired(self) -> list[dict[str, Any]]: ...
+    def fill(self, ranked: list[tuple[int, int]]) -> int: ...
+    def pick_counts(self) -> list[int]: ...
+    def set_readers(self, threads: int, chunk_bytes: int) -> None: ...
     def graph(self, prompt: bool = False) -> str: ...
 
 class Session:
@@ -71,7 +77,7 @@ class Sampler:
     ) -> None: ...
     def sample(self, logits: npt.NDArray[np.float32]) -> int: ...
 
-Load = tuple[int, int, bool, bool]  # expert, slot, evicts, claimed
+Load: TypeAlias = tuple[int, int, bool, bool]  # expert, slot, evicts, claimed
 
 class ResidencyPolicy:
     def __init__(
@@ -129,7 +135,7 @@ def plan_file(
     min_slots: int = 0,
     class_waste: float = 0.15,
     chunk: int = 0,
-    read_ahead: int = 16,
+    read_ahead: int = -1,
     read_ahead_2: int = 0,
 ) -> dict[str, Any]: ...
 def decode_weights(type_id: int, data: bytes, n: int) -> npt.NDArray[np.float32]: ...

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
+from . import _core, disk, profile
 from .chat import ChatTemplate, Message
 from .errors import FormatError, UsageError, fault
-from .options import ACTIVATIONS, load_options
+from .options import ACTIVATIONS, LoadOptions, load_options
 from .session import DEFAULT, Completion, Generation, Progress, Prompt, Session
 from .tokenizer import Tokenizer
 
@@ -59,6 +59,9 @@ class Model:
         cache_prior: float | None = None,
         protect: int | None = None,
         starvation: int | None = None,
+        wire: bool | None = None,
+        governor: bool | None = None,
+        expert_profile: str | os.PathLike[str] | None = None,
     ) -> None:
         """Opens a GGUF file, or the first shard of one; None is the demo model in the package.
 
@@ -80,7 +83,8 @@ class Model:
             keep_free: memory to leave free, as `memory`; default 7/24 of the
                 machine's, 1/16 of a container's limit.
             read_ahead: experts a token that are guessed for the next layer and read ahead,
-                where the arena does not hold all; default 16, 0 = off. No text depends on it.
+                where the arena does not hold all; default 8 for every 5 that a token uses,
+                0 = off. No text depends on it.
             read_ahead_2: the same for the layer after the next; default 0.
             touch_guesses: whether a guess makes a resident expert recent; default no.
             split_turn: whether read-ahead is seen to after the device has gone on; default yes.
@@ -90,6 +94,11 @@ class Model:
             protect: ranks that are picked without it; default 3.
             starvation: an expert displaced so many times in a row gets the bonus too; default
                 16, 0 = never.
+            wire: ask the system to keep weights and arena in memory; `wired` says how it went.
+            governor: give slots of the arena back to the system while less memory is available
+                than the plan keeps free, and take them again later. No text depends on it.
+            expert_profile: file of save_profile(); its experts are read in at once, the most
+                picked first, as far as the arena goes.
 
         Raises ReadError, FormatError (the file), PlanError (memory does not suffice) or
         UsageError (an option).
@@ -116,6 +125,9 @@ class Model:
                 "cache_prior": cache_prior,
                 "protect": protect,
                 "starvation": starvation,
+                "wire": wire,
+                "governor": governor,
+                "expert_profile": expert_profile,
             }
         )
         self.path = options.model or demo_path()
@@ -144,8 +156,45 @@ class Model:
             cache_prior=options.cache_prior,
             protect=options.protect,
             starvation=options.starvation,
+            wire=options.wire,
+            governor=options.governor,
         )
+        self._prepare_reads(options)
         self.load_s = time.perf_counter() - begin
+
+    def _prepare_reads(self, options: LoadOptions) -> None:
+        """Fits the readers to the disk, and fills the arena from a profile."""
+        self.disk: disk.DiskChoice | None = None
+        try:
+            left = (1 - self.plan["share_of_experts"]) * self.plan["disk"]["expert_bytes"]
+            if left >= disk.WORTH_BYTES:
+                self.disk = disk.choose(self.path)
+                self._engine.set_readers(self.disk.readers, self.disk.chunk_bytes)
+            if options.expert_profile is not None:
+                config = self.info["config"]
+                ranked = profile.read(
+                    options.expert_profile, config["n_layer"], config["n_expert"]
+                ).ranked
+                self._engine.fill(ranked)
+        except BaseException:
+            self.close()
+            raise
+
+    def save_profile(self, path: str | os.PathLike[str], text_sha256: str = "") -> int:
+        """Writes which experts decode has picked since the model was opened, the most picked first.
+
+        text_sha256: hash of the text that they come from, for whoever measures with the file.
+        Returns the number of experts.  The path holds the old file or the whole new one.
+        Raises UsageError when nothing was picked yet, ReadError when it cannot be written.
+        """
+        config = self.info["config"]
+        counts = self._engine.pick_counts()
+        return profile.write(path, counts, config["n_layer"], config["n_expert"], text_sha256)
+
+    @cached_property
+    def wired(self) -> list[dict[str, Any]]:
+        """With `wire`: what, bytes that are wired, and the system's error if it refused any."""
+        return self._engine.wired()
 
     @cached_property
     def info(self) -> dict[str, Any]:

@@ -268,10 +268,11 @@ LOAD = (
     Option("chunk", _count, 0, "N", "tokens of a prompt computed together"),
     Option(
         "read_ahead",
-        _integer_between(0, _COUNT_MAX, "a whole number from 0 (0 = off)"),
-        16,
+        _integer_between(-1, _COUNT_MAX, "a whole number from 0 (0 = off), or -1 for the default"),
+        -1,
         "K",
-        "experts a token that are guessed and read ahead for the next layer (default 16, 0 = off)",
+        "experts a token that are guessed and read ahead for the next layer (default: 8 for every"
+        " 5 that it uses; 0 = off)",
     ),
     Option(
         "read_ahead_2",
@@ -309,6 +310,27 @@ LOAD = (
         16,
         "N",
         "an expert that the bonus displaced N times in a row gets it too (default 16, 0 = never)",
+    ),
+    Option(
+        "wire",
+        _switch,
+        False,
+        "SWITCH",
+        "ask the system to keep weights and arena in memory: on or off (default off)",
+    ),
+    Option(
+        "governor",
+        _switch,
+        False,
+        "SWITCH",
+        "give arena back while the system is short of memory: on or off (default off)",
+    ),
+    Option(
+        "expert_profile",
+        _path,
+        None,
+        "FILE",
+        "experts to read in at the start, the most picked first (see Model.save_profile)",
     ),
     Option(
         "ngram_table",
@@ -390,6 +412,9 @@ class LoadOptions:
     cache_prior: float
     protect: int
     starvation: int
+    wire: bool
+    governor: bool
+    expert_profile: str | None
     ngram_table: str | None
 
 

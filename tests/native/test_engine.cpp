@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "check.h"
 #include "engine/session.h"
@@ -196,6 +197,34 @@ TEST(engine_refuses_prompts_that_cannot_be) {
   CHECK(contains(too_long, "5000") && contains(too_long, "4096"));
   CHECK_EQUAL(session.position(), uint64_t{0});
   CHECK(contains(error_of([&] { (void)session.logits(); }).what(), "no logits"));
+}
+
+TEST(engine_gives_arena_back_while_memory_is_short) {
+  uint64_t available = uint64_t{16} << 30;
+  EngineOptions options;
+  options.path = kModel;
+  options.arena_fraction = 1;
+  options.governor = true;
+  options.memory = [&] {
+    return MachineMemory{.total_bytes = uint64_t{24} << 30, .available_bytes = available};
+  };
+  const std::shared_ptr<Engine> engine = Engine::open(options, {});
+  Session session(engine);
+  const std::vector<float> want = reference();
+  CHECK(short_run(session) == want);
+  CHECK_EQUAL(engine->counters().stream.withdrawn_bytes, 0u);
+  const auto later = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Session again(engine);
+    CHECK(short_run(again) == want);
+    engine->check_invariants();
+    return engine->counters().stream.withdrawn_bytes;
+  };
+  available = 1 << 30;
+  const uint64_t given = later();
+  CHECK(given > 0 && given < engine->plan().arena.total_bytes);
+  available = uint64_t{16} << 30;
+  CHECK_EQUAL(later(), 0u);
 }
 
 TEST(sessions_fork_rewind_and_come_back_from_a_file) {

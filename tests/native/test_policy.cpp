@@ -355,6 +355,28 @@ TEST(policy_fills_free_slots_by_rank) {
   CHECK(!is_resident(policy, 4, 7) && is_resident(policy, 2, 5));
 }
 
+TEST(policy_withdraws_slots_and_takes_them_back) {
+  ResidencyPolicy policy(small_plan(8, 4), kExperts);
+  load_all(policy, request(policy, 0, {0, 1, 2, 3, 4}));
+  load_all(policy, request(policy, 2, {7}));
+  CHECK_EQUAL(policy.withdraw(0, 4, 3).size(), 4u);  // two free ones, then the least recent
+  policy.check_invariants();
+  CHECK(!is_resident(policy, 0, 0) && !is_resident(policy, 0, 1));
+  CHECK(is_resident(policy, 0, 2) && is_resident(policy, 2, 7));
+  CHECK_EQUAL(policy.withdraw(0, 4, 3).size(), 1u);
+  CHECK_EQUAL(policy.withdrawn(0), 5u);
+  load_all(policy, request(policy, 4, {1, 2, 3}));
+  policy.begin_prompt();
+  policy.begin_turn(0, up_to(kExperts), TurnKind::kPrompt);
+  while (policy.has_more()) load_all(policy, to_vector(policy.next_round(false).loads));
+  CHECK_EQUAL(policy.restore(0, 2).size(), 2u);
+  policy.check_invariants();
+  CHECK_EQUAL(policy.restore(0, 9).size(), 3u);
+  load_all(policy, request(policy, 4, up_to(8)));
+  CHECK_EQUAL(policy.withdraw(1, 9, 0).size(), 3u);  // never the last
+  policy.check_invariants();
+}
+
 TEST(policy_without_a_slot_says_what_would_do) {
   ResidencyPolicy policy(small_plan(3, 2), kExperts);
   CHECK_EQUAL(policy.read_ahead(0, up_to(3), TurnKind::kDecode, 0, false).size(), 3u);

@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         "--chat", action="store_true", help="the prompt is a message, answered as in a chat"
     )
     _add_generation(run)
+    run.add_argument(
+        "--save-profile",
+        metavar="FILE",
+        help="write which experts were picked, for --expert-profile",
+    )
 
     chat = commands.add_parser(
         "chat",

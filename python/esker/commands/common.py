@@ -27,6 +27,15 @@ def open_model(args: argparse.Namespace) -> Iterator[Model]:
         given = dict(vars(args.load))
         model = Model(given.pop("model"), **given)
     with model:
+        for part in model.wired:
+            if part["error"]:
+                from ..report import format_bytes  # loads rich
+
+                print(
+                    f"esker: only {format_bytes(part['bytes'])} of the {part['what']} could be"
+                    f" wired: {part['error']} (see ulimit -l)",
+                    file=sys.stderr,
+                )
         yield model
 
 

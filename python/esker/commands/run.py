@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
         result = show(generation, args.json)
         if result.finish_reason == "interrupted":
             ignore_interrupts()
+        if args.save_profile:
+            model.save_profile(args.save_profile)
         if args.stats:
             from ..report import print_stream_report
 
