@@ -44,7 +44,7 @@ def test_each_fineness_keeps_its_price(name, rows_kl):
 def test_exact_is_the_default(open_model, model_path):
     tokens = prompts()["n65"]
     default = esker.Model(str(model_path("mq-mix1")))
-    assert default.activations == "exact"
+    assert default.options.activations == "exact"
     exact = open_model(model_path("mq-mix1"), activations="exact")
     assert np.array_equal(default.logits(tokens), exact.logits(tokens))
     default.close()

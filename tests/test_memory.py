@@ -4,6 +4,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from support.measure import run_measured
@@ -38,6 +39,32 @@ def big_model(tmp_path_factory):
     assert path.stat().st_size > 2_000_000_000
     yield path
     path.unlink()
+
+
+def test_a_prompt_gives_its_scratch_back(big_model):
+    """The footprint after a prompt and a decoded token, against that before the prompt."""
+    code = (
+        "import json, sys, esker\n"
+        "sys.path.insert(0, sys.argv[3])\n"
+        "from support.measure import resident_bytes\n"
+        "with esker.Model(sys.argv[1], arena=int(sys.argv[2]), chunk=1024) as m:\n"
+        "    s = m.session(); s.prefill([5] * 4); s.decode(7)\n"
+        "    other = m.session(); other.prefill(list(range(400))); other.decode(7)\n"
+        "    del other\n"
+        "    sizes = [resident_bytes()]\n"
+        "    s.prefill(list(range(1024))); sizes.append(resident_bytes())\n"
+        "    s.decode(7); sizes.append(resident_bytes())\n"
+        "    rows = {row['what']: row['bytes'] for row in m.plan['rows']}\n"
+        "    print(json.dumps([sizes, rows]))"
+    )
+    here = str(Path(__file__).parent)
+    output, _ = run_measured(sys.executable, "-c", code, str(big_model), str(ARENA_BYTES), here)
+    (before, during, after), rows = json.loads(output)
+    scratch = rows["prompt scratch"]
+    assert during - before < scratch + 32_000_000
+    assert during - after > scratch / 2
+    # What stays: keys and values of 1024 tokens, allocators' crumbs.
+    assert after - before < 32_000_000
 
 
 def test_peak_stays_within_arena_dense_weights_and_a_little(big_model):

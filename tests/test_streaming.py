@@ -5,7 +5,6 @@ What any of them may change is the time; with the cache prior on, also the text,
 """
 
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import esker
 import numpy as np
 import pytest
 from esker import _core, disk, profile
+from support.measure import resident_bytes
 
 PROMPT = "How does write-ahead logging work in SQLite? " * 3
 LAYERS, EXPERTS = 8, 64
@@ -241,12 +241,6 @@ def test_memory_is_flat_over_turns_and_rewinds():
             if turn % 4 == 3:
                 session.rewind(point)
             if turn >= 100:
-                sizes.append(rss())
+                sizes.append(resident_bytes())
         assert max(sizes) - sizes[0] < 4 << 20
 
-
-def rss():
-    if sys.platform != "linux":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()

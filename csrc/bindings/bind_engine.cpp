@@ -65,7 +65,7 @@ nb::dict counters_dict(const EngineCounters& c) {
   d["bytes_read"] = c.stream.bytes_read, d["bytes_ahead"] = c.stream.bytes_ahead;
   d["bytes_wasted"] = c.stream.bytes_wasted, d["turns"] = c.stream.turns;
   d["host_ns"] = c.stream.host_ns, d["wait_ns"] = c.stream.wait_ns;
-  d["after_ns"] = c.stream.after_ns;
+  d["after_ns"] = c.stream.after_ns, d["read_ns"] = c.stream.read_ns;
   d["row_lookups"] = c.rows.lookups, d["row_hits"] = c.rows.hits;
   d["row_bytes_read"] = c.rows.bytes_read;
   return d;

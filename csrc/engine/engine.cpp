@@ -227,6 +227,11 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
   const std::lock_guard lock(mutex_);
   weights_->check_files_unchanged();
   if (governor_) govern();
+  if (tokens.size() <= kMaxWindow && prompt_scratch_) {
+    backend_->trim(*scratch_, kMaxWindow * window_graph_.scratch_width * sizeof(float));
+    prompt_scratch_ = false;
+  }
+  prompt_scratch_ = prompt_scratch_ || tokens.size() > kMaxWindow;
   if (config_.has_ple()) fetch_ple_rows(history, tokens, poll);
   const bool decode = tokens.size() <= kMaxWindow;
   const Graph& graph = decode ? window_graph_ : prompt_graph_;

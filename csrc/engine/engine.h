@@ -130,6 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<ExpertStream> stream_;
   std::unique_ptr<RowCache> row_cache_;
   std::vector<WiredPart> wired_;
+  bool prompt_scratch_ = false;  // a prompt's scratch is still held
   bool governor_ = false;
   std::function<MachineMemory()> memory_;
   int64_t governed_ns_ = 0;

@@ -99,6 +99,8 @@ class Backend {
   // appended block are undefined, everything else is as before.
   virtual void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                              const PollFn& poll) = 0;
+  // Gives back what a prompt needed and a window does not: the scratch past keep_bytes among it.
+  virtual void trim(DeviceMemory& scratch, size_t keep_bytes) = 0;
   // Time by op; what is never called is left out. Empty where a device cannot tell.
   virtual std::vector<OpTime> op_times() const { return {}; }
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
 
@@ -142,6 +143,11 @@ uint64_t ReadQueue::bytes_begun(const ReadTicket& ticket) const {
   return bytes;
 }
 
+int64_t ReadQueue::busy_ns() const {
+  const std::lock_guard lock(mutex_);
+  return busy_ns_ + (running_ > 0 ? now_ns() - busy_since_ns_ : 0);
+}
+
 bool ReadQueue::drop(const ReadTicket& ticket) noexcept {
   const std::lock_guard lock(mutex_);
   if (ticket.queued) drop_locked(ticket, dropped_error());
@@ -194,6 +200,7 @@ void ReadQueue::run_reader() {
                [&] { return stopping_ || !queued_[0].empty() || !queued_[1].empty(); });
     if (stopping_) return;
     const Chunk chunk = take_chunk_locked();
+    if (running_++ == 0) busy_since_ns_ = now_ns();
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -202,6 +209,7 @@ void ReadQueue::run_reader() {
       error = std::current_exception();
     }
     lock.lock();
+    if (--running_ == 0) busy_ns_ += now_ns() - busy_since_ns_;
     ReadTicket& ticket = *chunk.ticket;
     ticket.running -= 1;
     if (error) {

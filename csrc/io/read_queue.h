@@ -62,6 +62,8 @@ class ReadQueue {
   void promote(const ReadTicket& ticket);
   // Of the request, as far as reads have begun.
   uint64_t bytes_begun(const ReadTicket& ticket) const;
+  // Time in which at least one read was running, in ns.
+  int64_t busy_ns() const;
   // Drops the request if no piece has started; otherwise waits for the running piece to end (never
   // longer than one read). Afterwards the memory is free to use. Never throws.
   void cancel(const ReadTicket& ticket) noexcept;
@@ -85,6 +87,8 @@ class ReadQueue {
   // starts, when a chunk of it fails, or when it is dropped.
   std::deque<std::shared_ptr<ReadTicket>> queued_[2];
   bool stopping_ = false;
+  int running_ = 0;  // reads
+  int64_t busy_since_ns_ = 0, busy_ns_ = 0;
   std::vector<std::thread> readers_;
 };
 

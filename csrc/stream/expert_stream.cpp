@@ -393,7 +393,9 @@ void ExpertStream::set_readers(int threads, uint64_t chunk_bytes) {
   for (const std::shared_ptr<ReadTicket>& ticket : s.tickets) {
     if (ticket) s.queue->drop(*ticket);
   }
+  const int64_t busy_ns = s.queue->busy_ns();
   s.queue = std::make_unique<ReadQueue>(threads, chunk_bytes);
+  s.counters.read_ns += busy_ns;
 }
 
 uint64_t ExpertStream::shrink(uint64_t bytes) {
@@ -522,7 +524,11 @@ std::span<const int32_t> ExpertStream::residency(int layer) const {
 
 std::span<const uint8_t> ExpertStream::favoured() const { return state_->policy.favoured(); }
 
-StreamCounters ExpertStream::counters() const { return state_->counters; }
+StreamCounters ExpertStream::counters() const {
+  StreamCounters c = state_->counters;
+  c.read_ns += state_->queue->busy_ns();
+  return c;
+}
 
 void ExpertStream::check_invariants() const { state_->policy.check_invariants(); }
 

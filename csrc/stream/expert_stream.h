@@ -66,6 +66,7 @@ struct StreamCounters {
   int64_t host_ns = 0;          // inside begin_layer and at_layer
   int64_t wait_ns = 0;          // of which waiting for reads
   int64_t after_ns = 0;         // inside after_layer
+  int64_t read_ns = 0;          // in which reads of experts were running
 };
 
 // One host turn's answer: experts that are resident now and may be computed.

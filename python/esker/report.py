@@ -95,6 +95,13 @@ def stream_table(result: Completion) -> Table:
     for key, name in (("wait_ns", "waiting ms"), ("after_ns", "after-turn ms")):
         row(name, [(f"{c[key] / 1e6:.1f}", _per(c[key] / 1e6, n, "{:.2f}")) for n, _, c in parts])
     row(
+        "  read rate",
+        [
+            (f"{format_bytes(c['bytes_read'] / c['read_ns'] * 1e9)}/s" if c["read_ns"] else "-", "")
+            for _, _, c in parts
+        ],
+    )
+    row(
         "  waiting, of the time",
         [(f"{100 * c['wait_ns'] / 1e9 / s:.1f} %" if s > 0 else "-", "") for _, s, c in parts],
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Runs a command and measures its peak resident memory."""
+"""Resident memory: of this process, and the peak of a command."""
 
+import resource
 import subprocess
 import sys
 
@@ -14,6 +15,14 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 sys.exit(result.returncode)
 """
 _UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def resident_bytes() -> int:
+    """Of this process, now; on macOS its peak."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def run_measured(*command: str) -> tuple[str, int]:

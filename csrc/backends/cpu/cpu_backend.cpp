@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "backends/cpu/cpu_backend.h"
 
+#include <algorithm>
+
 #include "backends/cpu/ops.h"
 #include "base/aligned_buffer.h"
 #include "base/clock.h"
@@ -133,6 +135,14 @@ class CpuBackend final : public Backend {
     }
   }
 
+  void trim(DeviceMemory& scratch, size_t keep_bytes) override {
+    constexpr size_t kPage = size_t{64} << 10;  // of any system
+    const size_t begin = std::min((keep_bytes + kPage - 1) / kPage * kPage, scratch.size_bytes());
+    release_pages(scratch.host() + begin, scratch.size_bytes() - begin);
+    packs_.trim();
+    for (std::vector<float>& v : thread_floats_) std::vector<float>().swap(v);
+  }
+
   std::vector<OpTime> op_times() const override {
     std::vector<OpTime> called;
     for (const OpTime& t : times_) {
@@ -219,6 +229,13 @@ class CpuBackend final : public Backend {
 };
 
 }  // namespace
+
+uint64_t cpu_bytes_per_token(const Config& c) {
+  const uint64_t widest = std::max<uint64_t>(uint64_t{c.n_stream} * c.d_model,
+                                             std::max<uint64_t>(c.value_width(), c.n_head * c.d_head));
+  return cpu::PackCache::kEntries * cpu::Packed::bytes_for(static_cast<int64_t>(widest)) +
+         c.n_expert_used * cpu::Packed::bytes_for(c.d_expert);
+}
 
 const char* cpu_instruction_set() { return cpu::kernels().isa; }
 

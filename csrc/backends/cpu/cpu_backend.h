@@ -20,6 +20,9 @@ struct CpuOptions {
   Activations activations = Activations::kExact;
 };
 
+// What a token of a prompt's chunk takes besides the graph's scratch: its packed vectors.
+uint64_t cpu_bytes_per_token(const Config& config);
+
 // The kernels in use: "avx512", "avx2", "neon" or "scalar". Throws as kernels() does.
 const char* cpu_instruction_set();
 

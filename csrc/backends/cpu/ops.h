@@ -44,6 +44,12 @@ class PackCache {
   // Of the op's rows of a buffer whose vectors have n values, `parts` bytes a value. Valid until four
   // others were wanted.
   const Packed& get(const Context& c, const Op& op, BufferId id, Order order, int parts, int64_t n);
+  static constexpr size_t kEntries = 4;
+  // Gives all of it back.
+  void trim() {
+    entries_ = {};
+    experts_ = {};
+  }
   // For the routed experts' activations, whose values change from round to round.
   Packed& experts() { return experts_; }
 
@@ -52,7 +58,7 @@ class PackCache {
     BufferId id = kNoBuffer;
     Packed packed;
   };
-  std::array<Entry, 4> entries_;
+  std::array<Entry, kEntries> entries_;
   size_t next_ = 0;
   Packed experts_;
 };

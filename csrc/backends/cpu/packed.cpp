@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: MIT
 #include "backends/cpu/packed.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace esker::cpu {
+
+uint64_t Packed::bytes_for(int64_t n_values) {
+  uint64_t most = 0;
+  for (const Order order : {Order::kNatural, Order::kQuad}) {
+    Packed p;
+    p.resize(order, 3, n_values, 0);
+    most = std::max(most, static_cast<uint64_t>(p.q_stride()) +
+                              static_cast<uint64_t>(p.lane_stride()) * sizeof(Lanes) +
+                              static_cast<uint64_t>(p.units) * sizeof(UnitSums));
+  }
+  return most;
+}
 
 void Packed::resize(Order to, int to_parts, int64_t n_values, int64_t tokens) {
   order = to;

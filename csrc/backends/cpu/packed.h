@@ -97,6 +97,8 @@ struct Packed {
     if (n < kUnit && kUnit % n == 0) return kUnit / n;
     return order == Order::kQuad && n % kUnit == kUnit / 2 ? 2 : 1;
   }
+  // Of one vector of n values, at most.
+  static uint64_t bytes_for(int64_t n_values);
   // Room for T vectors; keeps what it has when that suffices.
   void resize(Order to, int to_parts, int64_t n_values, int64_t tokens);
 };

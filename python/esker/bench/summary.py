@@ -24,7 +24,7 @@ _MEMORY_RISE = {
     "swap_in_pages": "swap_in_pages",
     "swap_out_pages": "swap_out_pages",
 }
-_RATES = {"decode_rate": "tokens/s", "prompt_rate": "tokens/s", "decode_read_rate": "B/s"}
+_RATES = {"decode_rate": "tokens/s", "prompt_rate": "tokens/s", "decode_read_rate": "B/s", "decode_disk_rate": "B/s"}
 _TIMES_MS = ("decode_ms", "step_ms_median", "step_ms_max")
 
 
@@ -141,6 +141,8 @@ def _decode_values(tokens: Sequence[Raw]) -> Values:
         values["decode_hit_rate"] = [sums.get("hits", 0) / sums["lookups"]]
     if "bytes_read" in sums:
         values["decode_read_rate"] = [sums["bytes_read"] / (span_ns / 1e9)]
+    if sums.get("read_ns"):
+        values["decode_disk_rate"] = [sums["bytes_read"] / (sums["read_ns"] / 1e9)]
     return values
 
 

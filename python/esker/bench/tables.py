@@ -29,6 +29,7 @@ _MAIN = (
     "decode_bytes_read",
     "decode_wait_ms",
     "decode_read_rate",
+    "decode_disk_rate",
     "rss_peak_bytes",
 )
 _WIDTH_PIPED = 110
