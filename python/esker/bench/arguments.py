@@ -98,6 +98,17 @@ def _add_text(case: argparse.ArgumentParser, name: str) -> None:
             "--arena", dest="arenas", metavar="LIST", help="memory for experts, as 1GB,2GB or 25%%"
         )
         case.add_argument("--slots", dest="slot_counts", metavar="LIST", help="or slots per layer")
+        case.add_argument(
+            "--vary",
+            metavar="LIST",
+            help="sides that differ in options, as 'none: read_ahead=0; J1: cache_prior=0.85,"
+            " protect=1'; each with each arena",
+        )
+        case.add_argument(
+            "--price",
+            action="store_true",
+            help="compare every token's logits with those of cache_prior=0 (KL divergence, top-1)",
+        )
     if name == "peer":
         case.add_argument(
             "--peer-python",

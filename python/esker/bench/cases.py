@@ -263,6 +263,7 @@ def _text_job(
     options = {**setup.options, "context": setup.options["context"] or context}
     return {
         "kind": "text",
+        "price": options.pop("price", False),
         "model": setup.model,
         "options": options,
         "prompt": prompt,

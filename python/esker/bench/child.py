@@ -54,6 +54,7 @@ def run_text(job: Job, tell: Tell) -> None:
     from .. import _core
     from ..model import Model
 
+    exact = _exact_logits(job) if job.get("price") else []
     begin = time.perf_counter_ns()
     model = Model(job["model"], **job["options"])
     session = model.session()
@@ -76,13 +77,19 @@ def run_text(job: Job, tell: Tell) -> None:
         logits = session.logits()
         prompt_s = _seconds_since(begin)
         drawn.append(int(np.argmax(logits)))
+        kept = [logits] if exact else []
         tokens.append({"wall_ns": time.perf_counter_ns() - begin})
         tell("phase", name="prompt_s", seconds=prompt_s)
         before = _add_counters(tokens[-1], model.counters, before)
         for token in fed[:-1]:
-            drawn.append(int(np.argmax(session.decode(token))))
+            logits = session.decode(token)
+            drawn.append(int(np.argmax(logits)))
             tokens.append({"wall_ns": time.perf_counter_ns() - begin})
             before = _add_counters(tokens[-1], model.counters, before)
+            if exact:
+                kept.append(logits)
+        for counters, got, want in zip(tokens, kept, exact, strict=False):
+            counters |= _price(got, want)
     plan = model.plan
     settings = {
         "threads": job["options"]["threads"],
@@ -105,6 +112,35 @@ def run_text(job: Job, tell: Tell) -> None:
         "usage": usage(),
     }
     tell("done", tokens=tokens, output=drawn, settings=settings)
+
+
+def _exact_logits(job: Job) -> list[Any]:
+    """Of the prompt and of every token after it, without a cache prior; and no read-ahead, which
+    changes nothing."""
+    from ..model import Model
+
+    options = {**job["options"], "cache_prior": 0.0, "read_ahead": 0, "read_ahead_2": 0}
+    with Model(job["model"], **options) as model:
+        session = model.session()
+        session.prefill(job["prompt"])
+        return [session.logits(), *(session.decode(token) for token in job["fed"][:-1])]
+
+
+def _price(got: Any, want: Any) -> dict[str, int]:
+    """Of one token: the KL divergence from the exact distribution in 10^-9 nats, and whether both
+    find the same token likeliest."""
+    import numpy as np
+
+    def log_softmax(logits: Any) -> Any:
+        shifted = logits.astype(np.float64) - logits.max()
+        return shifted - np.log(np.exp(shifted).sum())
+
+    p, q = log_softmax(want), log_softmax(got)
+    divergence = float((np.exp(p) * (p - q)).sum())
+    return {
+        "kl_nano": round(1e9 * max(divergence, 0.0)),
+        "same_top1": int(np.argmax(got) == np.argmax(want)),
+    }
 
 
 def run_ops(job: Job, tell: Tell) -> None:

@@ -30,6 +30,8 @@ _MAIN = (
     "decode_wait_ms",
     "decode_read_rate",
     "decode_disk_rate",
+    "decode_kl_nano",
+    "decode_same_top1",
     "rss_peak_bytes",
 )
 _WIDTH_PIPED = 110

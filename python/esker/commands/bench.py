@@ -23,7 +23,7 @@ from ..bench.prompts import Stream, make_stream
 from ..bench.records import read_result, write_result
 from ..errors import UsageError, fault
 from ..model import demo_path
-from ..options import parse_arena, parse_size
+from ..options import LOAD, parse_arena, parse_size
 from .common import print_json
 from .logits import read_tokens
 
@@ -126,9 +126,36 @@ def _stream_case(args: argparse.Namespace, setup: Setup) -> Case:
     else:
         slots = _counts(args, "slot_counts", "")
         arenas = [(f"slots-{n}", {"slots": n, "arena": 0}) for n in slots]
+    arenas = [
+        (f"{arena}/{name}" if name else arena, {**size, **options})
+        for arena, size in arenas
+        for name, options in _variants(args.vary)
+    ]
+    if args.price:
+        setup.options["price"] = True
     length, count = _count(args, "prefill", 128), _count(args, "decode", 32, low=2)
     stream = _stream(args, setup, 2 * (length + count))
     return cases.stream_case(setup, stream, arenas, length, count, _fill(args, setup, "other"))
+
+
+def _variants(text: str | None) -> list[tuple[str, dict[str, object]]]:
+    """Names, and the options that stand for them: "none: read_ahead=0; K4: read_ahead=4"."""
+    if not text:
+        return [("", {})]
+    known = {option.name: option for option in LOAD}
+    variants: list[tuple[str, dict[str, object]]] = []
+    for item in filter(str.strip, text.split(";")):
+        name, _, assignments = item.partition(":")
+        options: dict[str, object] = {}
+        for assignment in filter(str.strip, assignments.split(",")):
+            key, _, value = (part.strip() for part in assignment.partition("="))
+            if key not in known:
+                raise UsageError(
+                    fault("bench", "--vary: no such option", got=key, want=", ".join(known))
+                )
+            options[key] = known[key].read(value, f"--vary {name.strip()}")
+        variants.append((name.strip(), options))
+    return variants
 
 
 def _peer(args: argparse.Namespace, setup: Setup) -> Case:
