@@ -72,10 +72,11 @@ def test_read_ahead_finds_experts_before_they_are_wanted():
 
 def test_read_ahead_is_planned_only_where_something_is_read():
     what = "routers for read-ahead"
-    with esker.Model(arena="100%") as model:
-        assert what not in [row["what"] for row in model.plan["rows"]]
-        assert "guess" not in model._engine.graph()
-    with esker.Model(arena="25%") as model:
+    for options in ({"arena": "100%", "read_ahead": 10}, {"arena": "25%"}):  # small experts: off
+        with esker.Model(**options) as model:
+            assert what not in [row["what"] for row in model.plan["rows"]]
+            assert "guess" not in model._engine.graph()
+    with esker.Model(arena="25%", read_ahead=10) as model:
         rows = {row["what"]: row["bytes"] for row in model.plan["rows"]}
         d_model = model.info["config"]["d_model"]
         assert rows[what] == LAYERS * EXPERTS * d_model // 32 * 34
@@ -87,12 +88,12 @@ def test_read_ahead_is_planned_only_where_something_is_read():
 def test_the_cache_prior_is_repeatable_and_saves_reads(protect):
     runs = []
     for threads in (1, 2, 2):
-        with esker.Model(arena="20%", threads=threads, cache_prior=0.85, protect=protect) as model:
+        with esker.Model(arena="20%", threads=threads, read_ahead=10, cache_prior=0.85, protect=protect) as model:
             result = model.complete(PROMPT, max_tokens=40, temperature=0)
             runs.append((result.tokens, {k: v for k, v in result.decode_counters.items()
                                          if not k.endswith("_ns") and k not in TIMED}))  # fmt: skip
     assert runs[0] == runs[1] == runs[2]
-    with esker.Model(arena="20%") as model:
+    with esker.Model(arena="20%", read_ahead=10) as model:
         exact = model.complete(PROMPT, max_tokens=40, temperature=0).decode_counters
     assert exact["displaced"] == 0 < runs[0][1]["displaced"]
     assert runs[0][1]["demand_misses"] < exact["demand_misses"]

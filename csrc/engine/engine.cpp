@@ -132,7 +132,7 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
       StreamOptions{.reader_threads = readers,
                     .chunk_bytes = options.read_chunk_bytes > 0 ? options.read_chunk_bytes : kReadChunkBytes,
                     .n_expert_used = config_.n_expert_used,
-                    .read_ahead = read_ahead_depth(options, config_),
+                    .read_ahead = read_ahead_depth(options, config_, *weights_),
                     .read_ahead_2 = options.read_ahead_2,
                     .touch_guesses = options.touch_guesses,
                     .cache_prior = options.cache_prior,

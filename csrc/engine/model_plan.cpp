@@ -9,9 +9,16 @@
 
 namespace esker {
 
-uint32_t read_ahead_depth(const EngineOptions& options, const Config& config) {
+uint32_t read_ahead_depth(const EngineOptions& options, const Config& config, const Weights& weights) {
   if (options.read_ahead >= 0) return static_cast<uint32_t>(options.read_ahead);
-  return (config.n_expert_used * 8 + 4) / 5;
+  // The demo's records of 23 KB: read-ahead a tenth slower; records of 1.4 MB: faster
+  // (bench/results/stream-demo.json, stream-real12.json).
+  constexpr uint64_t kRecordMin = uint64_t{128} << 10;
+  uint64_t largest = 0;
+  for (uint32_t i = 0; i < config.n_layer; ++i) {
+    largest = std::max(largest, weights.experts(i).record_bytes);
+  }
+  return largest < kRecordMin ? 0 : (config.n_expert_used * 8 + 4) / 5;
 }
 
 MemoryPlan plan_model(const EngineOptions& options, const Config& config, const Weights& weights,
@@ -39,7 +46,7 @@ MemoryPlan plan_model(const EngineOptions& options, const Config& config, const 
     request.table_bytes = table.rows * table.row_bytes;
     request.table_cache_bytes = RowCache::bytes_for_all(table.row_bytes, table.rows);
   }
-  const uint32_t guess_layers = options.read_ahead_2 > 0 ? 2 : read_ahead_depth(options, config) > 0 ? 1 : 0;
+  const uint32_t guess_layers = options.read_ahead_2 > 0 ? 2 : read_ahead_depth(options, config, weights) > 0 ? 1 : 0;
   request.guess_layers = guess_layers;
   request.guess_bytes = weights.router_copies_bytes();
   request.scratch_bytes_per_token =

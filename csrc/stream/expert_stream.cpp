@@ -195,6 +195,7 @@ void ExpertStream::State::begin(int l, std::span<const int32_t> picks, const Int
   next_round = 0;
   counters.turns += 1;
   guesses.clear();
+  upcoming.experts.clear();  // of a turn that was given up
   start_round(current, false);
   held = !policy.has_more();
 }
@@ -408,7 +409,8 @@ uint64_t ExpertStream::shrink(uint64_t bytes) {
         static_cast<double>(bytes) * static_cast<double>(s.class_bytes[c]) /
         static_cast<double>(s.arena_bytes));
     const uint64_t slot_bytes = s.policy.slot_bytes(c);
-    const auto n = static_cast<uint32_t>(std::min<uint64_t>((of_class + slot_bytes - 1) / slot_bytes, UINT32_MAX));
+    const auto n = static_cast<uint32_t>(
+        std::min<uint64_t>((of_class + slot_bytes - 1) / slot_bytes, UINT32_MAX));
     const uint32_t keep = 2 * std::min(kWindowMax * s.options.n_expert_used, s.policy.n_expert());
     for (const uint32_t slot : s.policy.withdraw(c, n, keep)) {
       release_pages(s.arena + s.policy.slot_offset_bytes(slot), slot_bytes);
@@ -464,7 +466,8 @@ TurnResult ExpertStream::at_layer(int layer, int round, const InterruptCheck& ch
     raise(ErrorKind::kUsage, "stream",
           {.what = "the round was not begun",
            .got = "round " + std::to_string(round),
-           .want = s.begun ? "round " + std::to_string(s.next_round) + " of layer " + std::to_string(s.layer)
+           .want = s.begun ? "round " + std::to_string(s.next_round) + " of layer " +
+                                 std::to_string(s.layer)
                            : "a layer to be begun first",
            .where = "layer " + std::to_string(layer),
            .hint = {}});

@@ -83,8 +83,8 @@ class Model:
             keep_free: memory to leave free, as `memory`; default 7/24 of the
                 machine's, 1/16 of a container's limit.
             read_ahead: experts a token that are guessed for the next layer and read ahead,
-                where the arena does not hold all; default 8 for every 5 that a token uses,
-                0 = off. No text depends on it.
+                where the arena does not hold all; 0 = off, default 8 for every 5 that a token
+                uses, none where experts are smaller than 128 KiB. No text depends on it.
             read_ahead_2: the same for the layer after the next; default 0.
             touch_guesses: whether a guess makes a resident expert recent; default no.
             split_turn: whether read-ahead is seen to after the device has gone on; default yes.

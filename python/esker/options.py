@@ -271,8 +271,8 @@ LOAD = (
         _integer_between(-1, _COUNT_MAX, "a whole number from 0 (0 = off), or -1 for the default"),
         -1,
         "K",
-        "experts a token that are guessed and read ahead for the next layer (default: 8 for every"
-        " 5 that it uses; 0 = off)",
+        "experts a token that are guessed and read ahead for the next layer (0 = off; default: 8"
+        " for every 5 that it uses, none where experts are smaller than 128 KiB)",
     ),
     Option(
         "read_ahead_2",

@@ -34,6 +34,7 @@ struct Bench {
     options.slots = slots;
     options.threads = threads;
     options.reader_threads = readers;
+    options.read_ahead = 6;
     options.open_file = [this](const std::string& path) -> std::shared_ptr<File> {
       auto& file = files[path];
       if (!file) file = std::make_shared<FaultFile>(open_direct(path));

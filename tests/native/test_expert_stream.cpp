@@ -318,6 +318,21 @@ TEST(expert_stream_begin_does_not_wait) {
   CHECK_EQUAL(bench.stream->counters().demand_misses, 6u);  // the turn begun first was given up
 }
 
+TEST(expert_stream_turns_may_be_abandoned_between_rounds) {
+  Bench bench(0);
+  const std::vector<int32_t> picks = {0, 2, 4, 7, 9, 12, 15};
+  for (int rounds = 1; rounds < 6; ++rounds) {
+    bench.stream->begin_layer(0, picks, {}, kNoCheck);
+    for (int round = 0; round < rounds; ++round) {
+      CHECK(bench.stream->at_layer(0, round, kNoCheck).more);
+    }
+    bench.stream->abandon_turn();
+    bench.check_contents();
+    CHECK_EQUAL(bench.turn(1, {3, 5}), 1);
+    bench.turn(0, picks);
+  }
+}
+
 TEST(expert_stream_abandoned_turns_leave_no_trace_but_evictions) {
   for (const bool explicitly : {false, true}) {
     Bench bench(0, 2);
