@@ -88,7 +88,9 @@ def test_read_ahead_is_planned_only_where_something_is_read():
 def test_the_cache_prior_is_repeatable_and_saves_reads(protect):
     runs = []
     for threads in (1, 2, 2):
-        with esker.Model(arena="20%", threads=threads, read_ahead=10, cache_prior=0.85, protect=protect) as model:
+        with esker.Model(
+            arena="20%", threads=threads, read_ahead=10, cache_prior=0.85, protect=protect
+        ) as model:
             result = model.complete(PROMPT, max_tokens=40, temperature=0)
             runs.append((result.tokens, {k: v for k, v in result.decode_counters.items()
                                          if not k.endswith("_ns") and k not in TIMED}))  # fmt: skip
@@ -244,4 +246,3 @@ def test_memory_is_flat_over_turns_and_rewinds():
             if turn >= 100:
                 sizes.append(resident_bytes())
         assert max(sizes) - sizes[0] < 4 << 20
-

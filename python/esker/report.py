@@ -92,17 +92,17 @@ def stream_table(result: Completion) -> Table:
         row(name, [(str(c[key]), _per(c[key], n)) for n, _, c in parts])
     for key, name in (("bytes_read", "bytes read"), ("bytes_wasted", "  in vain")):
         row(name, [_bytes_pair(c[key], n) for n, _, c in parts])
-    for key, name in (("wait_ns", "waiting ms"), ("after_ns", "after-turn ms")):
-        row(name, [(f"{c[key] / 1e6:.1f}", _per(c[key] / 1e6, n, "{:.2f}")) for n, _, c in parts])
     row(
-        "  read rate",
+        "  while reading",
         [
             (f"{format_bytes(c['bytes_read'] / c['read_ns'] * 1e9)}/s" if c["read_ns"] else "-", "")
             for _, _, c in parts
         ],
     )
+    for key, name in (("after_ns", "after-turn ms"), ("wait_ns", "waiting ms")):
+        row(name, [(f"{c[key] / 1e6:.1f}", _per(c[key] / 1e6, n, "{:.2f}")) for n, _, c in parts])
     row(
-        "  waiting, of the time",
+        "  of the time",
         [(f"{100 * c['wait_ns'] / 1e9 / s:.1f} %" if s > 0 else "-", "") for _, s, c in parts],
     )
     row("n-gram rows", [(str(c["row_lookups"]), _per(c["row_lookups"], n)) for n, _, c in parts])

@@ -156,13 +156,17 @@ class _Auditor:
         numbers = list(quantities(self._doc.plain, cell.start, cell.end))
         if not numbers:
             return
-        file = self._row_file(row) or re.sub(
-            r"\{([^}]*)\}",
-            lambda match: self._cell_text(row[match[1]]) if match[1] in row else match[0],
-            source.file,
-        )
+
+        def filled(text: str) -> str:
+            return re.sub(
+                r"\{([^}]*)\}",
+                lambda match: self._cell_text(row[match[1]]) if match[1] in row else match[0],
+                text,
+            )
+
+        file = self._row_file(row) or filled(source.file)
         quantity = _with_unit(numbers[0], cell)
-        waiting.append((quantity, replace(source, file=file), cell))
+        waiting.append((quantity, replace(source, file=file, field=filled(source.field)), cell))
 
     def _row_file(self, row: Mapping[str, Cell]) -> str | None:
         for comment in self._doc.comments:

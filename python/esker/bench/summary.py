@@ -24,7 +24,12 @@ _MEMORY_RISE = {
     "swap_in_pages": "swap_in_pages",
     "swap_out_pages": "swap_out_pages",
 }
-_RATES = {"decode_rate": "tokens/s", "prompt_rate": "tokens/s", "decode_read_rate": "B/s", "decode_disk_rate": "B/s"}
+_RATES = {
+    "decode_rate": "tokens/s",
+    "prompt_rate": "tokens/s",
+    "decode_read_rate": "B/s",
+    "decode_disk_rate": "B/s",
+}
 _TIMES_MS = ("decode_ms", "step_ms_median", "step_ms_max")
 
 
