@@ -130,7 +130,6 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
   stream_ = std::make_unique<ExpertStream>(
       std::move(records), config_.n_expert, plan_.arena, arena_->host(),
       StreamOptions{.reader_threads = readers,
-                    .chunk_bytes = options.read_chunk_bytes > 0 ? options.read_chunk_bytes : kReadChunkBytes,
                     .n_expert_used = config_.n_expert_used,
                     .read_ahead = read_ahead_depth(options, config_, *weights_),
                     .read_ahead_2 = options.read_ahead_2,

@@ -43,7 +43,6 @@ struct EngineOptions {
   int threads = 0;               // 0: one per core
   Activations activations = Activations::kExact;
   int reader_threads = 0;        // 0: kReaderThreads
-  uint64_t read_chunk_bytes = 0;     // the most that a reader reads at a time; 0: kReadChunkBytes
   int32_t read_ahead = -1;           // guesses a token for the next layer; -1: read_ahead_depth()
   uint32_t read_ahead_2 = 0;         // and for the layer after it
   bool touch_guesses = false;

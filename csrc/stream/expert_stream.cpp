@@ -84,7 +84,7 @@ struct ExpertStream::State {
         picked(n_expert, 0),
         tickets(plan.slot_count()),
         counts(size_t{policy.n_layer()} * n_expert, 0),
-        queue(std::make_unique<ReadQueue>(wanted.reader_threads, wanted.chunk_bytes)) {
+        queue(std::make_unique<ReadQueue>(wanted.reader_threads)) {
     abandoned.reserve(tickets.size());  // giving up must not fail
     for (const SlotClass& c : plan.classes) class_bytes.push_back(c.slots * c.slot_bytes());
   }

@@ -37,7 +37,6 @@ struct RecordLayout {
 
 struct StreamOptions {
   int reader_threads = 4;
-  uint64_t chunk_bytes = kReadChunkBytes;  // the most that a reader reads at a time
   uint32_t n_expert_used = 0;   // experts a token picks; with read-ahead, what its turns need
   uint32_t read_ahead = 0;      // guesses a token read ahead for the next layer
   uint32_t read_ahead_2 = 0;    // and for the layer after it

@@ -14,8 +14,7 @@ import sys
 from typing import NamedTuple
 
 from . import _core
-from .errors import EskerError
-from .profile import write_whole
+from .files import replace_file
 
 WORTH_BYTES = 1 << 28  # less than this left on the disk is not worth a measurement
 _VERSION = 1
@@ -103,6 +102,6 @@ def _store(choices: dict[str, DiskChoice]) -> None:
     data = json.dumps({"version": _VERSION, "disks": disks}, indent=1).encode()
     try:
         os.makedirs(os.path.dirname(cache_path()), exist_ok=True)
-        write_whole(cache_path(), data, "cannot keep the measurement of the disk")
-    except (OSError, EskerError):
+        replace_file(cache_path(), data)
+    except OSError:
         pass

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from .errors import FormatError, ReadError, UsageError, fault
+from .files import replace_file
 
 _MAGIC = b"STRP"
 _VERSION = 1
@@ -107,25 +107,11 @@ def write(
         + struct.pack(f"<{len(pairs)}I", *pairs)
         + digest
     )
-    write_whole(where, data, "cannot write the profile")
-    return len(picked)
-
-
-def write_whole(path: str, data: bytes, what: str) -> None:
-    """Replaces the file at once, or leaves it as it was and raises ReadError."""
-    folder = os.path.dirname(path) or "."
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".esker-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
+        replace_file(where, data)
     except OSError as error:
-        if temporary:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass
+        what, hint = "cannot write the profile", "is the disk full?"
         raise ReadError(
-            fault(_COMPONENT, what, got=error.strerror, where=path, hint="is the disk full?")
+            fault(_COMPONENT, what, got=error.strerror, where=where, hint=hint)
         ) from None
+    return len(picked)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import FormatError, UsageError, fault
+from ..files import replace_file
 from .hashes import sha256_json, sha256_text, sha256_tokens
 from .machine import esker_variables, machine_facts, scrub, software_facts
 from .summary import summarize
@@ -182,19 +182,8 @@ def write_result(path: str | os.PathLike[str], result: Mapping[str, Any]) -> Res
     except (TypeError, ValueError) as error:
         raise FormatError(fault("bench", f"the result is no JSON: {error}")) from None
     path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".result-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    replace_file(path, f"{text}\n".encode())
     return sealed
 
 

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+"""Writing a file whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """The path holds the old file or the whole new one, on the disk.  Raises OSError."""
+    path = os.fspath(path)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".esker-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
