@@ -23,6 +23,17 @@ struct Shape {
   static constexpr int64_t kStepBytes = int64_t{T::kBlockBytes} * T::kUnits;
 };
 
+// The sums of all lanes of a and of b, in lanes 0 and 1.
+inline __m128 lane_sums(Float a, Float b) {
+  const auto half = [](Float v) {
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  };
+  const __m256 x = half(a), y = half(b);
+  const __m256 z = _mm256_add_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(z), _mm256_extractf128_ps(z, 1));
+  return _mm_add_ps(four, _mm_movehl_ps(four, four));
+}
+
 // From RAM one row at a time, as one stream: rows side by side defeat the hardware prefetcher.
 template <class T, int kParts, int kTokens>
 class RowLoop {
@@ -105,38 +116,59 @@ class RowLoop {
   }
 
   // Rows of half a unit more than whole ones (Packed::copies), two at a time: lanes 0..7 of the unit
-  // in the middle are the first's.
-  void run_pairs() {
+  // in the middle are the first's. kPairs of them share the loads of x; returns the first row left.
+  template <int kPairs>
+  int64_t run_pairs(int64_t r) {
     static_assert(S::kAccs == 1);
-    const int64_t row_bytes = static_cast<int64_t>(c_.row_bytes);
+    const int64_t row_bytes = static_cast<int64_t>(c_.row_bytes), pair_bytes = 2 * row_bytes;
     const uint8_t* const end = c_.w + c_.n_rows * row_bytes;
     const int64_t whole = row_bytes / S::kStepBytes, rest = row_bytes % S::kStepBytes;
-    for (int64_t r = 0; r < c_.n_rows; r += 2) {
-      const bool two = r + 1 < c_.n_rows;
-      const uint8_t* p = c_.w + r * row_bytes;
-      clear();
-      for (int64_t s = 0; s < whole; ++s, p += S::kStepBytes) {
-        prefetch(p);
-        step<S::kAccs>(sums_, p, s);
-      }
-      alignas(64) uint8_t last[S::kStepBytes];
-      Float middle[kTokens];
-      for (Float& sum : middle) sum = _mm512_setzero_ps();
-      prefetch(p);
-      step<1>(middle, whole_step(p, two ? p + S::kStepBytes : end, rest, last), whole);
+    // A last row without a second is a pair of its own.
+    for (; r + 2 * kPairs - (kPairs == 1 ? 1 : 0) <= c_.n_rows; r += 2 * kPairs) {
+      const uint8_t* const p = c_.w + r * row_bytes;
+      const bool is_one = kPairs == 1 && r + 1 == c_.n_rows;
+      Float first[kTokens][kPairs], second[kTokens][kPairs], middle[kTokens][kPairs];
       for (int t = 0; t < kTokens; ++t) {
-        sums_[t] = _mm512_mask_add_ps(sums_[t], 0x00ff, sums_[t], middle[t]);
+        for (int i = 0; i < kPairs; ++i) {
+          first[t][i] = second[t][i] = middle[t][i] = _mm512_setzero_ps();
+        }
       }
-      store(r);
-      if (!two) break;
-      for (int t = 0; t < kTokens; ++t) sums_[t] = _mm512_maskz_mov_ps(0xff00, middle[t]);
-      p += S::kStepBytes;
-      for (int64_t s = whole + 1; s < 2 * whole + 1; ++s, p += S::kStepBytes) {
-        prefetch(p);
-        step<1>(sums_, p, s);
+      const auto add_step = [&](Float(&sums)[kTokens][kPairs], int64_t s) {
+        Int u[kPairs][S::kVectors];
+        Float scale[kPairs];
+        for (int i = 0; i < kPairs; ++i) {
+          const uint8_t* at = p + i * pair_bytes + s * S::kStepBytes;
+          prefetch(at);
+          alignas(64) uint8_t last[S::kStepBytes];
+          if (s == whole && is_one) at = whole_step(at, end, rest, last);
+          T::unpack(at, u[i], &scale[i], nullptr);
+        }
+        for (int t = 0; t < kTokens; ++t) {
+          Float value[kPairs];
+          values<kPairs>(u, t, s, 0, value);
+          for (int i = 0; i < kPairs; ++i) sums[t][i] = _mm512_fmadd_ps(value[i], scale[i], sums[t][i]);
+        }
+      };
+      for (int64_t s = 0; s < whole; ++s) add_step(first, s);
+      add_step(middle, whole);
+      if (!is_one) {
+        for (int64_t s = whole + 1; s < 2 * whole + 1; ++s) add_step(second, s);
       }
-      store(r + 1);
+      for (int t = 0; t < kTokens; ++t) {
+        for (int i = 0; i < kPairs; ++i) {
+          first[t][i] = _mm512_mask_add_ps(first[t][i], 0x00ff, first[t][i], middle[t][i]);
+          second[t][i] = _mm512_mask_add_ps(second[t][i], 0xff00, second[t][i], middle[t][i]);
+          const __m128 two = lane_sums(first[t][i], second[t][i]);
+          float* y = y_[t] + r + 2 * i;
+          if (is_one) {
+            _mm_store_ss(y, two);
+          } else {
+            _mm_storel_pi(reinterpret_cast<__m64*>(y), two);
+          }
+        }
+      }
     }
+    return r;
   }
 
  private:
@@ -164,22 +196,35 @@ class RowLoop {
     for (int t = 0; t < kTokens; ++t) y_[t][row] = _mm512_reduce_add_ps(sums_[t]);
   }
 
-  // The sums of accumulator a of step s for token t, without the weights' scale.
-  [[gnu::always_inline]] Float values(const Int* u, int t, int64_t s, int a) const {
+  // The sums of accumulator a of step s for token t, without the weights' scale, of kRows rows' bytes u.
+  template <int kRows>
+  [[gnu::always_inline]] void values(const Int (*u)[S::kVectors], int t, int64_t s, int a,
+                                     Float* value) const {
     const uint8_t* x = q_[t] + 64 * kParts * (s * S::kVectors + a * S::kPerAcc);
-    Int sum[kParts];
-    for (Int& part : sum) part = _mm512_setzero_si512();
+    Int sum[kRows][kParts];
+    for (auto& of_row : sum) {
+      for (Int& part : of_row) part = _mm512_setzero_si512();
+    }
     for (int v = 0; v < S::kPerAcc; ++v) {
       for (int k = 0; k < kParts; ++k) {
-        sum[k] = dot(sum[k], u[a * S::kPerAcc + v], load(x + 64 * (kParts * v + k)));
+        const Int part = load(x + 64 * (kParts * v + k));
+        for (int r = 0; r < kRows; ++r) {
+          sum[r][k] = dot(sum[r][k], u[r][a * S::kPerAcc + v], part);
+        }
       }
     }
-    Float value = _mm512_mul_ps(part_values<kParts>(sum),
-                                _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
-    if (T::kOrder == Order::kQuad) {  // a lane has 16 consecutive values
-      value = _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
-                               _mm512_set1_ps(T::kOffset), value);
+    for (int r = 0; r < kRows; ++r) {
+      value[r] = _mm512_mul_ps(part_values<kParts>(sum[r]),
+                               _mm512_load_ps(lanes_[t][s * S::kAccs + a].scale));
+      if (T::kOrder == Order::kQuad) {  // a lane has 16 consecutive values
+        value[r] = _mm512_fnmadd_ps(_mm512_load_ps(x_sums_[t][s * T::kUnits + a].of_16),
+                                    _mm512_set1_ps(T::kOffset), value[r]);
+      }
     }
+  }
+  [[gnu::always_inline]] Float values(const Int* u, int t, int64_t s, int a) const {
+    Float value;
+    values<1>(reinterpret_cast<const Int(*)[S::kVectors]>(u), t, s, a, &value);
     return value;
   }
   // What the groups of step s of token t hold, for the offsets that values() has not put right.
@@ -215,7 +260,11 @@ template <class T, int kParts, int kTokens>
 void few_tokens(const RowsCall& c) {
   RowLoop<T, kParts, kTokens> loop(c, 0);
   if constexpr (std::is_same_v<T, Q2_0>) {
-    if (c.x->copies() == 2 && c.x->n > kUnit) return loop.run_pairs();
+    if (c.x->copies() == 2 && c.x->n > kUnit) {
+      const int64_t row = kTokens == 1 ? loop.template run_pairs<2>(0) : 0;
+      loop.template run_pairs<1>(row);
+      return;
+    }
   }
   c.x->n < kUnit && c.x->copies() > 1 ? loop.run_short() : loop.run();
 }
