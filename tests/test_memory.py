@@ -75,3 +75,31 @@ def test_peak_stays_within_arena_dense_weights_and_a_little(big_model):
     rows = {row["what"]: row["bytes"] for row in result["plan"]["rows"]}
     assert result["counters"]["bytes_read"] > 4 * ARENA_BYTES  # it did stream
     assert peak <= ARENA_BYTES + rows["dense weights (mapped)"] + REST_BYTES
+
+
+def test_turns_and_rewinds_leave_nothing_behind():
+    """Resident bytes after a warm-up and at the end, of 200 short turns and then of 50 rewinds, with
+    an arena that makes every turn read experts."""
+    code = (
+        "import json, sys, esker\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from support.measure import resident_bytes\n"
+        "with esker.Model(arena='15%', context=2048) as m:\n"
+        "    s = m.session(); sizes = []\n"
+        "    for turn in range(200):\n"
+        "        s.prefill([(turn * 7 + i) % 500 for i in range(5)])\n"
+        "        for i in range(3): s.decode((turn + i) % 500)\n"
+        "        if turn in (49, 199): sizes.append(resident_bytes())\n"
+        "    mark = s.checkpoint()\n"
+        "    for turn in range(50):\n"
+        "        s.rewind(mark); s.prefill([(turn * 11 + i) % 500 for i in range(20)]); s.decode(turn)\n"
+        "        if turn in (9, 49): sizes.append(resident_bytes())\n"
+        "    rows = {row['what']: row['bytes'] for row in m.plan['rows']}\n"
+        "    print(json.dumps([sizes, rows, m.counters['bytes_read']]))"
+    )
+    output, _ = run_measured(sys.executable, "-c", code, str(Path(__file__).parent))
+    (warm, turned, rewound, last), rows, read = json.loads(output)
+    assert read > 10 * rows["expert arena"]  # it did stream
+    # The context's pages are first touched as it fills.
+    assert turned - warm <= rows["state for the context"] + 1_000_000
+    assert last - rewound <= 1_000_000
