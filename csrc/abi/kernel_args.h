@@ -17,6 +17,7 @@ namespace esker::gpu {
 enum FunctionConstant : uint32_t {
   kLanesConstant = 0,  // lanes that share a row, a power of two up to 32
   kSplitConstant = 1,  // simdgroups that share a row
+  kTokensConstant = 2,  // of a window, the most: fewer registers where it is set; 4 where it is not
 };
 
 enum MatrixEpilogue : uint32_t { kPlain = 0, kScaledSilu = 1 };  // silu(scale * v)
@@ -86,13 +87,17 @@ struct GdnGatesArgs {
 };
 
 // delta_step: token by token; the state after the first `commit` tokens is written (0: none is).
+// In both forms state in and state out may be the same memory.
 // 1 qkv as gdn_conv made it, 2 log decay [T, nv], 3 rate [T, nv], 4 state in [nv, d, d] (key, value
 // dim), 5 state out, 6 out [T, nv, d]
 struct DeltaStepArgs {
   uint32_t tokens, commit, n_key_head, n_value_head, d;
 };
 
-// delta_chunk: the same in chunks (SPEC 4). 7 scratch, floats: see metal/delta.metal
+// delta_prepare, then delta_chunk: the same in chunks (SPEC 4), the state after all tokens written. Both take
+// the same bindings: 1 to 6 as delta_step, 7 scratch: kDeltaFloats floats a value head and chunk of
+// kDeltaTokens, the last one counted whole.
+enum { kDeltaTokens = 32, kDeltaFloats = 2880 };
 struct DeltaChunkArgs {
   uint32_t tokens, n_key_head, n_value_head, d;
 };

@@ -3,7 +3,8 @@
 // The only place where native code reads the environment. Options of a model are Python's business;
 // these are diagnostic switches.
 //
-//   ESKER_CPU_ISA   instruction set of the CPU kernels: avx512, avx2, neon or scalar; default the best
+//   ESKER_CPU_ISA        instruction set of the CPU kernels: avx512, avx2, neon or scalar; default the best
+//   ESKER_SIMT_LIBRARY   where the tests' simt device lies (backends/gpu/plugin.h)
 #pragma once
 
 #include <string>

@@ -7,8 +7,11 @@
 #include <cmath>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/gpu/gpu_backend.h"
+#include "backends/gpu/plugin.h"
 #include "base/aligned_buffer.h"
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "engine/model_plan.h"
@@ -21,7 +24,8 @@ namespace {
 // The host's turns of a run: what the backend asks, the stream answers.
 class StreamTurns final : public HostTurns {
  public:
-  StreamTurns(ExpertStream& stream, const PollFn& poll) : stream_(stream), poll_(poll) {}
+  StreamTurns(ExpertStream& stream, const PollFn& poll, bool split_turn)
+      : stream_(stream), poll_(poll), split_turn_(split_turn) {}
   void begin_turn(int layer, std::span<const int32_t> picks,
                   std::span<const int32_t> wanted) override {
     stream_.begin_layer(layer, picks, wanted, poll_);
@@ -31,12 +35,23 @@ class StreamTurns final : public HostTurns {
     const TurnResult r = stream_.at_layer(layer, round, poll_);
     return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more, .held = r.held};
   }
+  bool splits_turn() const override { return split_turn_; }
   void after_turn(int layer) override { stream_.after_layer(layer, poll_); }
 
  private:
   ExpertStream& stream_;
   const PollFn& poll_;
+  const bool split_turn_;
 };
+
+std::unique_ptr<Backend> make_backend(const EngineOptions& options, const Config& config,
+                                      const Weights& weights) {
+  if (options.backend == "simt") {
+    return make_gpu_backend(config, weights, gpu::load_device(environment("ESKER_SIMT_LIBRARY")));
+  }
+  return make_cpu_backend(config, weights,
+                          {.threads = options.threads, .activations = options.activations});
+}
 
 // Finds the row with a NaN or an infinity, if any: [rows, width].
 void check_finite(const float* logits, uint32_t rows, uint32_t width, uint64_t first_position) {
@@ -79,14 +94,14 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   window_graph_ = build_graph(config_, GraphMode::kWindow, plan_.guess_layers);
   prompt_graph_ = build_graph(config_, GraphMode::kPrompt, std::min(plan_.guess_layers, 1u));
   layout_ = make_state_layout(config_, plan_.context);
-  backend_ = make_cpu_backend(config_, *weights_,
-                               {.threads = options.threads, .activations = options.activations});
+  backend_ = make_backend(options, config_, *weights_);
   scratch_ = backend_->allocate(
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
       "prompt scratch");
   open_stream(options, poll);
   if (options.wire) wire();
   governor_ = options.governor;
+  split_turn_ = options.split_turn;
 
   Hash hash;
   for (const TensorInfo& t : model->tensors()) {
@@ -251,7 +266,7 @@ void Engine::run(SessionState& state, std::span<const int32_t> history,
                 .arena = &arena_view_,
                 .prior = prior,
                 .scratch = scratch_.get()};
-  StreamTurns turns(*stream_, poll);
+  StreamTurns turns(*stream_, poll, split_turn_);
   stream_->begin_run(decode ? TurnKind::kDecode : TurnKind::kPrompt, run.n_tokens);
   try {
     backend_->run_graph_seg(graph, run, turns, poll);

@@ -30,6 +30,7 @@ inline constexpr uint32_t kStarvation = 16;
 
 struct EngineOptions {
   std::string path;
+  std::string backend = "cpu";   // or "simt"
   std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
   uint64_t context = 0;          // tokens; 0: the model's, at most kDefaultContext
   uint64_t memory_bytes = 0;     // 0: what the machine has to give
@@ -131,6 +132,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<WiredPart> wired_;
   bool prompt_scratch_ = false;  // a prompt's scratch is still held
   bool governor_ = false;
+  bool split_turn_ = true;
   std::function<MachineMemory()> memory_;
   int64_t governed_ns_ = 0;
   uint64_t fingerprint_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/gpu/gpu_backend.h"
 #include "base/error.h"
 #include "stream/row_cache.h"
 
@@ -53,7 +54,8 @@ MemoryPlan plan_model(const EngineOptions& options, const Config& config, const 
       sizeof(float) *
       std::max(build_graph(config, GraphMode::kWindow, guess_layers).scratch_width,
                build_graph(config, GraphMode::kPrompt, std::min(guess_layers, 1u)).scratch_width);
-  request.scratch_bytes_per_token += cpu_bytes_per_token(config);
+  request.scratch_bytes_per_token +=
+      options.backend == "cpu" ? cpu_bytes_per_token(config) : gpu_bytes_per_token(config, context);
   request.recurrent_bytes = layout.n_recurrent * sizeof(float);
   request.appended_bytes = layout.n_appended * sizeof(float);
   request.memory_bytes = options.memory_bytes;

@@ -47,10 +47,13 @@ class HostTurns {
   // been picked without (else nothing). Starts the demand reads.
   virtual void begin_turn(int layer, std::span<const int32_t> picks,
                           std::span<const int32_t> wanted) = 0;
-  // At the cut: guessed scores [T, E] of a later layer, valid until the after-turn.
+  // Guessed scores [T, E] of a later layer, valid until the after-turn; before finish_turn or, where the
+  // turn is split, between it and the after-turn.
   virtual void guessed(int layer, std::span<const float> scores) = 0;
   // At the cut: waits until round `round`'s experts are there. May throw; the run then ends.
   virtual ExpertRound finish_turn(int layer, int round) = 0;
+  // Whether the guesses are first looked at in the after-turn.
+  virtual bool splits_turn() const { return true; }
   // After the device has been let go with the last round; what that computes stays where it is.
   virtual void after_turn(int layer) = 0;
 };

@@ -194,9 +194,11 @@ class Builder {
       for (BufferId id : g_.ops[static_cast<size_t>(i)].in) touch(id);
       for (BufferId id : g_.ops[static_cast<size_t>(i)].out) touch(id);
     }
-    for (const Segment& s : g_.segments) {
-      for (const BufferId id : s.guesses) {
-        if (id != kNoBuffer) g_.buffers[static_cast<size_t>(id)].last_op = s.cut;
+    // The host looks at guesses while the device goes on, at most to the next cut.
+    for (size_t i = 0; i < g_.segments.size(); ++i) {
+      const int32_t until = i + 1 < g_.segments.size() ? g_.segments[i + 1].cut : next_op() - 1;
+      for (const BufferId id : g_.segments[i].guesses) {
+        if (id != kNoBuffer) g_.buffers[static_cast<size_t>(id)].last_op = until;
       }
     }
     std::vector<BufferDesc*> placed;

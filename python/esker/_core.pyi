@@ -34,6 +34,7 @@ class Engine:
         starvation: int = 16,
         wire: bool = False,
         governor: bool = False,
+        backend: str = "cpu",
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...

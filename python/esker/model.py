@@ -158,6 +158,7 @@ class Model:
             starvation=options.starvation,
             wire=options.wire,
             governor=options.governor,
+            backend="cpu" if options.backend == "auto" else options.backend,
         )
         self._prepare_reads(options)
         self.load_s = time.perf_counter() - begin

@@ -12,25 +12,10 @@
 #include "base/thread_pool.h"
 #include "graph/backend.h"
 #include "graph/graph.h"
+#include "graph/small_tensors.h"
 #include "graph/weights.h"
 
 namespace esker::cpu {
-
-// Small tensors as float32: vectors in place where the file has them so, decoded once where not;
-// convolution kernels [channels, taps] turned to [taps, channels], so that channels are contiguous.
-class SmallTensors {
- public:
-  SmallTensors(const Config& config, const Weights& weights);
-  const float* get(WeightRef ref) const;
-  uint64_t decoded_bytes() const { return decoded_bytes_; }
-
- private:
-  void add(const Weight& weight, const float*& slot);
-  std::vector<std::vector<float>> decoded_;
-  std::vector<const float*> global_;
-  std::vector<std::vector<const float*>> layers_;
-  uint64_t decoded_bytes_ = 0;
-};
 
 struct Context;
 
@@ -68,7 +53,6 @@ class RopeTable {
  public:
   // Of a position of the run; the following positions' lie behind it, n_rope apart.
   const float* of(const Context& c, int64_t position);
-  static void fill(const Config& config, int64_t position, float* to);
 
  private:
   int64_t first_ = -1, tokens_ = 0;

@@ -75,23 +75,12 @@ void attended_spans(const int32_t* selected, int64_t ratio, int64_t p, std::vect
 
 }  // namespace
 
-// The angle is formed in double: at position 10^5 a float angle would be off by milliradians.
-void RopeTable::fill(const Config& config, int64_t position, float* to) {
-  const int64_t half = config.n_rope / 2;
-  for (int64_t j = 0; j < half; ++j) {
-    const double exponent = -2.0 * static_cast<double>(j) / static_cast<double>(config.n_rope);
-    const double angle = static_cast<double>(position) * std::pow(double{config.rope_base}, exponent);
-    to[j] = static_cast<float>(std::cos(angle));
-    to[half + j] = static_cast<float>(std::sin(angle));
-  }
-}
-
 const float* RopeTable::of(const Context& c, int64_t position) {
   const int64_t width = c.config.n_rope, first = static_cast<int64_t>(c.run.position);
   if (first_ != first || tokens_ < c.run.n_tokens) {
     first_ = first, tokens_ = c.run.n_tokens;
     turns_.resize(static_cast<size_t>(tokens_ * width));
-    for (int64_t t = 0; t < tokens_; ++t) fill(c.config, first + t, turns_.data() + t * width);
+    for (int64_t t = 0; t < tokens_; ++t) rope_turn(c.config, first + t, turns_.data() + t * width);
   }
   return turns_.data() + (position - first) * width;
 }
@@ -150,7 +139,7 @@ void index_prepare(const Context& c, const Op& op) {
       for (int64_t i = p + 1 - r; i <= p; ++i) add_scaled(key, 1.0f, raw_key(i), id);
       for (int64_t i = 0; i < id; ++i) key[i] /= static_cast<float>(r);
       float* turn = c.thread_floats[static_cast<size_t>(thread)].data();
-      RopeTable::fill(config, p + 1 - r, turn);  // the block's first position may lie before the run
+      rope_turn(config, p + 1 - r, turn);  // the block's first position may lie before the run
       norm_and_turn(config, key, gk, key, id, turn);
     }
   });

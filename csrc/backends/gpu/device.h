@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+//
+// What the gpu backend asks of a device: memory, kernels by name, queues and events. About the least that
+// Metal and CUDA have in common, so that everything above is the same for both, and for the device that
+// runs the kernels on the CPU in tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "graph/backend.h"
+
+namespace esker::gpu {
+
+struct Extent {
+  uint32_t x = 1, y = 1, z = 1;
+  bool operator==(const Extent&) const = default;
+};
+
+// A function constant: its number (abi/kernel_args.h) and value.
+struct Constant {
+  uint32_t index = 0;
+  uint32_t value = 0;
+  bool operator==(const Constant&) const = default;
+};
+
+// A kernel with its function constants, ready to run.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+};
+
+struct Binding {
+  DeviceMemory* memory = nullptr;
+  uint64_t offset_bytes = 0;
+};
+
+struct Dispatch {
+  const Kernel* kernel = nullptr;
+  std::span<const uint8_t> args;     // buffer 0; copied when encoded
+  std::span<const Binding> buffers;  // buffer 1 and those after it
+  Extent groups, threads;            // threadgroups, and threads of each
+};
+
+// A number that only rises, set by the host or by a queue, and waited for by the other.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void set(uint64_t value) = 0;
+  // False when the time ran out first.
+  virtual bool wait(uint64_t value, int64_t timeout_ns) = 0;
+};
+
+// Work in the order in which it was encoded. One thread at a time.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+  // May run together with those encoded since the last barrier.
+  virtual void dispatch(const Dispatch& dispatch) = 0;
+  virtual void barrier() = 0;
+  // Once all before it has run.
+  virtual void signal(Event& event, uint64_t value) = 0;
+  // Nothing after it runs before the event has the value.
+  virtual void wait(Event& event, uint64_t value) = 0;
+  // Hands what was encoded to the device.
+  virtual void commit() = 0;
+  // True once all that was committed has run, false when the time ran out first. Throws
+  // Error(kDevice) with what went wrong on the device since the last call.
+  virtual bool finish(int64_t timeout_ns) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const char* name() const = 0;    // of the kind: "metal", "cuda", "simt"
+  virtual const char* family() const = 0;  // row of the tile tables (gpu/tiles.h)
+  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) = 0;
+  // Memory of the host, which outlives it and which kernels only read: without a copy where the device
+  // can.
+  virtual std::unique_ptr<DeviceMemory> wrap(const uint8_t* data, size_t bytes, const char* what) = 0;
+  // Throws Error(kDevice) where there is no such kernel.
+  virtual std::unique_ptr<Kernel> kernel(const std::string& name,
+                                         std::span<const Constant> constants) = 0;
+  virtual std::unique_ptr<Event> event() = 0;
+  virtual std::unique_ptr<Queue> queue() = 0;
+  // Gives back what lies behind keep_bytes; the bytes read as zero or as they were afterwards.
+  virtual void trim(DeviceMemory& memory, size_t keep_bytes) = 0;
+};
+
+}  // namespace esker::gpu

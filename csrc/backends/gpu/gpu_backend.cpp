@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: MIT
+#include "backends/gpu/gpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "backends/gpu/lowering.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "graph/small_tensors.h"
+
+namespace esker {
+namespace gpu {
+namespace {
+
+constexpr int64_t kPollNs = 20'000'000;
+// No segment of a model takes as long, not even on the CPU under a sanitizer.
+constexpr int64_t kLostNs = 300'000'000'000;
+
+// Memory that grows with the longest run so far.
+class Growing {
+ public:
+  explicit Growing(const char* purpose) : purpose_(purpose) {}
+  DeviceMemory* at_least(Device& device, size_t bytes) {
+    if (!memory_ || memory_->size_bytes() < bytes) {
+      memory_.reset();
+      memory_ = device.allocate(std::max<size_t>(bytes, 64), purpose_);
+    }
+    return memory_.get();
+  }
+  DeviceMemory* get() const { return memory_.get(); }
+  void release() { memory_.reset(); }
+
+ private:
+  const char* purpose_;
+  std::unique_ptr<DeviceMemory> memory_;
+};
+
+class GpuBackend final : public Backend {
+ public:
+  GpuBackend(const Config& config, const Weights& weights, std::unique_ptr<Device> device)
+      : config_(config), weights_(weights), device_(std::move(device)) {
+    if (config.n_expert > kMaxRoutedExperts) {
+      raise(ErrorKind::kUsage, "gpu",
+            {.what = "the model has too many experts for the routing kernel",
+             .got = std::to_string(config.n_expert),
+             .want = "at most " + std::to_string(kMaxRoutedExperts),
+             .where = {},
+             .hint = "run it on the cpu backend"});
+    }
+    load_weights();
+    queue_ = device_->queue();
+    rounds_ = device_->queue();
+    reached_ = device_->event();
+    go_ = device_->event();
+  }
+
+  // Whatever still runs uses this object's memory.
+  ~GpuBackend() override { drain(); }
+
+  const char* name() const override { return device_->name(); }
+
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) override {
+    return device_->allocate(bytes, purpose);
+  }
+
+  void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
+                     const PollFn& poll) override {
+    const LoweringRun what{.n_tokens = run.n_tokens,
+                           .n_logit_rows = run.n_logit_rows,
+                           .position = run.position,
+                           .has_prior = run.prior.bonus > 0,
+                           .prior_factor = std::exp(run.prior.bonus),
+                           .protect = run.prior.protect};
+    const Lowering lowering(config_, weights_, *run.layout, *run.arena, device_->family());
+    prepare(graph, run);
+    const uint64_t base = std::exchange(clock_, clock_ + 2 * graph.segments.size() + 2);
+    try {
+      encode(lowering.lower(graph, what), run, base);
+      for (size_t s = 0; s < graph.segments.size(); ++s) {
+        take_turn(lowering, graph, run, what, turns, poll, s, base);
+      }
+      await(poll, [&](int64_t ns) { return queue_->finish(ns); });
+    } catch (...) {
+      // Let the device run out: no expert is in any round any more.
+      for (size_t s = 0; s < graph.segments.size(); ++s) write_slots(s, {}, {}, false);
+      go_->set(base + graph.segments.size());
+      drain();
+      throw;
+    }
+    const size_t n = size_t{run.n_logit_rows} * config_.n_vocab;
+    std::copy_n(logits_.get()->floats(), n, run.logits);
+  }
+
+  void trim(DeviceMemory& scratch, size_t keep_bytes) override {
+    device_->trim(scratch, keep_bytes);
+    for (Growing* g : {&extra_, &ple_rows_, &logits_, &turns_, &tokens_}) g->release();
+  }
+
+ private:
+  // --- memory
+
+  struct Placed {
+    DeviceMemory* memory = nullptr;
+    uint64_t offset = 0;
+  };
+
+  void load_weights() {
+    const SmallTensors small(config_, weights_);
+    constexpr size_t kRoles = static_cast<size_t>(Role::kCount);
+    uint64_t small_bytes = 0;
+    std::vector<std::pair<size_t, WeightRef>> small_refs;
+    matrices_.resize((config_.n_layer + 1) * kRoles);
+    small_.resize(matrices_.size());
+    const auto add = [&](WeightRef ref, const Weight& w) {
+      if (!w) return;
+      const size_t at = place_of(ref.layer, ref.role);
+      if (small.get(ref) != nullptr) {
+        small_refs.emplace_back(at, ref);
+        small_[at] = {nullptr, small_bytes};
+        small_bytes += (w.rows * w.cols * sizeof(float) + 63) / 64 * 64;
+      }
+      wrapped_.push_back(device_->wrap(w.data, w.bytes, role_name(ref.role)));
+      matrices_[at] = {wrapped_.back().get(), 0};
+    };
+    for (size_t r = 0; r < kRoles; ++r) {
+      const Role role = static_cast<Role>(r);
+      add({role, -1}, weights_.global(role));
+      for (uint32_t i = 0; i < config_.n_layer; ++i) {
+        add({role, static_cast<int32_t>(i)}, weights_.layer(i, role));
+      }
+    }
+    small_memory_ = device_->allocate(std::max<uint64_t>(small_bytes, 64), "small tensors");
+    for (const auto& [at, ref] : small_refs) {
+      const Weight& w = ref.layer < 0 ? weights_.global(ref.role)
+                                      : weights_.layer(static_cast<uint32_t>(ref.layer), ref.role);
+      small_[at].memory = small_memory_.get();
+      std::memcpy(small_memory_->host() + small_[at].offset, small.get(ref),
+                  w.rows * w.cols * sizeof(float));
+    }
+  }
+
+  static size_t place_of(int32_t layer, Role role) {
+    return static_cast<size_t>(layer + 1) * static_cast<size_t>(Role::kCount) + static_cast<size_t>(role);
+  }
+
+  // Everything the run's kernels read that the host knows beforehand.
+  void prepare(const Graph& graph, const Run& run) {
+    const uint64_t tokens = run.n_tokens, end = run.position + tokens;
+    extra_.at_least(*device_, extra_layout(config_, tokens, end).bytes);
+    slots_.at_least(*device_, (graph.segments.size() + 2) * slots_bytes());
+    all_row_ = graph.segments.size();  // every expert in the round
+    round_row_ = all_row_ + 1;         // the round at hand, before the last
+    auto* every = reinterpret_cast<int32_t*>(slots_.get()->host() + all_row_ * slots_bytes());
+    std::fill_n(every, 1 + config_.n_expert, 0);
+    every[0] = 1;
+    std::copy_n(run.tokens, tokens,
+                reinterpret_cast<int32_t*>(tokens_.at_least(*device_, tokens * 4)->host()));
+    if (config_.has_ple()) {
+      const size_t n = tokens * config_.d_model;
+      std::copy_n(run.ple_rows, n, ple_rows_.at_least(*device_, n * 4)->floats());
+    }
+    const uint64_t first = Lowering::first_turn(config_, run.position), n_rope = config_.n_rope;
+    float* turn = turns_.at_least(*device_, (end - first) * n_rope * sizeof(float))->floats();
+    for (uint64_t p = first; p < end; ++p, turn += n_rope) {
+      rope_turn(config_, static_cast<int64_t>(p), turn);
+    }
+    favoured_.at_least(*device_, size_t{config_.n_layer} * config_.n_expert);
+    copy_favoured(run, 0);
+    logits_.at_least(*device_, size_t{run.n_logit_rows} * config_.n_vocab * sizeof(float));
+  }
+
+  void copy_favoured(const Run& run, size_t layer) {
+    if (run.prior.bonus <= 0 || layer >= config_.n_layer) return;
+    const size_t at = layer * config_.n_expert;
+    std::copy_n(run.prior.favoured + at, config_.n_expert, favoured_.get()->host() + at);
+  }
+
+  size_t slots_bytes() const { return (1 + size_t{config_.n_expert}) * 4; }
+
+  void write_slots(size_t row, std::span<const int32_t> experts, std::span<const int32_t> residency,
+                   bool first) {
+    auto* to = reinterpret_cast<int32_t*>(slots_.get()->host() + row * slots_bytes());
+    std::fill_n(to + 1, config_.n_expert, -1);
+    to[0] = first;
+    for (const int32_t e : experts) to[1 + e] = residency[static_cast<size_t>(e)];
+  }
+
+  Placed placed(const Operand& o, const Run& run, bool in_round) const {
+    switch (o.place) {
+      case Place::kScratch: return {run.scratch, o.offset};
+      case Place::kExtra: return {extra_.get(), o.offset};
+      case Place::kWeight: return matrices_[place_of(o.layer, o.role)];
+      case Place::kSmall: return small_[place_of(o.layer, o.role)];
+      case Place::kStateIn: return {run.state_in, o.offset};
+      case Place::kStateOut: return {run.state_out, o.offset};
+      case Place::kAppended: return {run.appended, o.offset};
+      case Place::kArena:
+        return {run.arena->memory, run.arena->base_bytes[static_cast<size_t>(o.layer)]};
+      case Place::kSlots: return {slots_.get(), in_round ? round_row_ * slots_bytes() : o.offset};
+      case Place::kTokens: return {tokens_.get(), 0};
+      case Place::kPleRows: return {ple_rows_.get(), 0};
+      case Place::kTurns: return {turns_.get(), 0};
+      case Place::kFavoured:
+        return {favoured_.get(), static_cast<uint64_t>(o.layer) * config_.n_expert};
+      case Place::kLogits: return {logits_.get(), 0};
+    }
+    return {};
+  }
+
+  // --- encoding
+
+  const Kernel& kernel(const Launch& launch) {
+    std::string key = launch.kernel;
+    for (uint32_t i = 0; i < launch.n_constants; ++i) {
+      key.append(",").append(std::to_string(launch.constants[i].index));
+      key.append("=").append(std::to_string(launch.constants[i].value));
+    }
+    std::unique_ptr<Kernel>& k = kernels_[key];
+    if (!k) k = device_->kernel(launch.kernel, {launch.constants.data(), launch.n_constants});
+    return *k;
+  }
+
+  void encode(Queue& queue, const Launch& launch, const Run& run, bool in_round) {
+    bindings_.clear();
+    for (const Operand& o : launch.operands) {
+      const Placed p = placed(o, run, in_round);
+      bindings_.push_back({p.memory, p.offset});
+    }
+    if (launch.barrier) queue.barrier();
+    queue.dispatch({.kernel = &kernel(launch),
+                    .args = {launch.args.data(), launch.args_bytes},
+                    .buffers = bindings_,
+                    .groups = launch.groups,
+                    .threads = launch.threads});
+  }
+
+  // The whole run, handed over segment by segment so that the device begins at once.
+  void encode(const std::vector<Step>& steps, const Run& run, uint64_t base) {
+    for (const Step& step : steps) {
+      const auto s = static_cast<uint64_t>(step.segment);
+      switch (step.kind) {
+        case Step::Kind::kLaunch: encode(*queue_, step.launch, run, false); break;
+        case Step::Kind::kSignal:
+          queue_->signal(*reached_, base + 2 * s + 1);
+          queue_->commit();
+          break;
+        case Step::Kind::kCut:
+          queue_->signal(*reached_, base + 2 * s + 2);
+          queue_->wait(*go_, base + s + 1);
+          break;
+      }
+    }
+    queue_->commit();
+  }
+
+  // --- the host's turns
+
+  template <class Reached>
+  void await(const PollFn& poll, const Reached& reached) {
+    for (const int64_t start = now_ns(); !reached(kPollNs);) {
+      if (poll) poll();
+      queue_->finish(0);  // throws what went wrong there
+      if (now_ns() - start < kLostNs) continue;
+      raise(ErrorKind::kDevice, "gpu",
+            {.what = "the device does not answer",
+             .got = "nothing for " + std::to_string(kLostNs / 1'000'000'000) + " s",
+             .want = "the end of a layer",
+             .where = device_->name(),
+             .hint = "open the model again, or run it on the cpu backend"});
+    }
+  }
+
+  void take_turn(const Lowering& lowering, const Graph& graph, const Run& run, const LoweringRun& what,
+                 HostTurns& turns, const PollFn& poll, size_t s, uint64_t base) {
+    const Segment& segment = graph.segments[s];
+    const auto ints = [&](BufferId id) {
+      const BufferDesc& b = graph.buffers[static_cast<size_t>(id)];
+      const auto* data = reinterpret_cast<const int32_t*>(run.scratch->floats() + b.offset * run.n_tokens);
+      return std::span(data, size_t{b.width} * run.n_tokens);
+    };
+    const auto guess = [&] {
+      await(poll, [&](int64_t ns) { return reached_->wait(base + 2 * s + 2, ns); });
+      for (size_t a = 0; a < segment.guesses.size(); ++a) {
+        if (segment.guesses[a] == kNoBuffer) continue;
+        const std::span<const int32_t> scores = ints(segment.guesses[a]);
+        turns.guessed(segment.layer + 1 + static_cast<int>(a),
+                      {reinterpret_cast<const float*>(scores.data()), scores.size()});
+      }
+    };
+    await(poll, [&](int64_t ns) { return reached_->wait(base + 2 * s + 1, ns); });
+    const std::span<const int32_t> wanted = ints(segment.wanted);
+    turns.begin_turn(segment.layer, ints(segment.picks), wanted.first(what.has_prior ? wanted.size() : 0));
+    if (!turns.splits_turn()) guess();
+    finish_turn(lowering, graph, run, what, turns, poll, s);
+    copy_favoured(run, static_cast<size_t>(segment.layer) + 1);
+    go_->set(base + s + 1);
+    if (turns.splits_turn()) guess();
+    turns.after_turn(segment.layer);
+  }
+
+  // Rounds before the last run on a queue of their own, while the run's waits at its cut. Where all
+  // experts stay until the turn ends they run together.
+  void finish_turn(const Lowering& lowering, const Graph& graph, const Run& run, const LoweringRun& what,
+                   HostTurns& turns, const PollFn& poll, size_t s) {
+    const Segment& segment = graph.segments[s];
+    experts_.clear();
+    bool first = true;
+    for (int r = 0;; ++r) {
+      const ExpertRound round = turns.finish_turn(segment.layer, r);
+      experts_.insert(experts_.end(), round.experts.begin(), round.experts.end());
+      if (!round.more) return write_slots(s, experts_, round.residency, first);
+      if (round.held) continue;
+      write_slots(round_row_, experts_, round.residency, first);
+      for (const Launch& launch : lowering.lower_round(graph, what, s)) {
+        encode(*rounds_, launch, run, true);
+      }
+      rounds_->commit();
+      await(poll, [&](int64_t ns) { return rounds_->finish(ns); });
+      experts_.clear();
+      first = false;
+    }
+  }
+
+  // Waits for what was committed; what goes wrong has been reported, or nobody is left to hear of it.
+  void drain() noexcept {
+    for (Queue* queue : {rounds_.get(), queue_.get()}) {
+      for (const int64_t start = now_ns(); queue != nullptr && now_ns() - start < kLostNs;) {
+        try {
+          if (queue->finish(kPollNs)) break;
+        } catch (...) {
+          break;
+        }
+      }
+    }
+  }
+
+  const Config& config_;
+  const Weights& weights_;
+  std::unique_ptr<Device> device_;
+  std::vector<std::unique_ptr<DeviceMemory>> wrapped_;
+  std::unique_ptr<DeviceMemory> small_memory_;
+  std::vector<Placed> matrices_, small_;  // by layer + 1 and role
+  Growing extra_{"kernels' scratch"}, slots_{"slots"}, tokens_{"tokens"}, ple_rows_{"n-gram rows"},
+      turns_{"rotations"}, favoured_{"the cache prior"}, logits_{"logits"};
+  std::map<std::string, std::unique_ptr<Kernel>> kernels_;
+  std::unique_ptr<Event> reached_, go_;
+  std::unique_ptr<Queue> queue_, rounds_;
+  uint64_t clock_ = 0;
+  size_t all_row_ = 0, round_row_ = 0;
+  std::vector<Binding> bindings_;
+  std::vector<int32_t> experts_;
+};
+
+}  // namespace
+}  // namespace gpu
+
+uint64_t gpu_bytes_per_token(const Config& config, uint64_t context) {
+  const gpu::ExtraLayout one = gpu::extra_layout(config, kMaxWindow + 1, context);
+  return one.bytes / (kMaxWindow + 1) + 1;
+}
+
+std::unique_ptr<Backend> make_gpu_backend(const Config& config, const Weights& weights,
+                                          std::unique_ptr<gpu::Device> device) {
+  return std::make_unique<gpu::GpuBackend>(config, weights, std::move(device));
+}
+
+}  // namespace esker
