@@ -127,7 +127,8 @@ struct IndexPrepareArgs {
 };
 
 // block_scores: 1 index q [T, heads, d], 2 block keys, 3 out scores [T, score_stride]: sum over heads of
-// max(0, q . key) of the (position + t + 1) / ratio blocks that token t sees whole
+// max(0, q . key) of the (position + t + 1) / ratio blocks that token t sees whole. score_stride is a multiple
+// of 4. Where no token sees more than `keep`, nothing is computed and the kernel need not run.
 // block_select: 1 scores, 2 out int [T, 1 + keep]: how many, then the best, ties to the lower index, as
 // ascending indices (SPEC 6.4)
 struct BlockSelectArgs {
@@ -136,9 +137,15 @@ struct BlockSelectArgs {
 
 // attention (SPEC 6.6): 1 q [T, H, hd], 2 q and gate [T, H, 2 hd], 3 keys, 4 values, 5 selected as above,
 // 6 out [T, H, hd] = softmax(scale q . keys) values sigma(gate), over the selected blocks and the tail;
-// ratio 0: over all positions up to the token's.
+// ratio 0: over all positions up to the token's, and `selected` is not read (bind anything).
+// attention_part, then attention_join: the same bits for few tokens, whose keys are cut into spans: at most
+// kAttentionSpans, and at most one for every kAttentionChunk keys. `spans`: room for those of the token with
+// the most keys.
+// attention_part: 1 q, 2 keys, 3 values, 4 selected, 5 parts, floats [T H spans (hd + 2)]; attention_join:
+// 1 parts, 2 q and gate, 3 selected, 4 out.
+enum { kAttentionSpans = 64, kAttentionChunk = 64 };
 struct AttentionArgs {
-  uint32_t tokens, position, n_head, n_kv_head, d_head, ratio, keep;
+  uint32_t tokens, position, n_head, n_kv_head, d_head, ratio, keep, spans;
   float scale;
 };
 
@@ -223,7 +230,7 @@ static_assert(sizeof(GdnNormArgs) == 16, "");
 static_assert(sizeof(AttnPrepareArgs) == 32, "");
 static_assert(sizeof(IndexPrepareArgs) == 32, "");
 static_assert(sizeof(BlockSelectArgs) == 28, "");
-static_assert(sizeof(AttentionArgs) == 32, "");
+static_assert(sizeof(AttentionArgs) == 36, "");
 static_assert(sizeof(RouteArgs) == 20, "");
 static_assert(sizeof(ExpertGateUpArgs) == 56, "");
 static_assert(sizeof(ExpertDownArgs) == 48, "");

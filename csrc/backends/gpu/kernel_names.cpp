@@ -21,8 +21,9 @@ bool has_codebook(WeightType type) {
 std::vector<std::string> all_kernel_names() {
   std::vector<std::string> names = {
       "stream_norm", "mix_read", "mix_write", "swiglu", "moe_combine", "ple_gate", "ple_conv",
-      "gdn_conv", "gdn_gates", "gdn_norm", "delta_step", "delta_chunk", "attn_prepare",
-      "index_prepare", "block_scores", "block_select", "attention", "route", "plan_count",
+      "gdn_conv", "gdn_gates", "gdn_norm", "delta_step", "delta_prepare", "delta_chunk", "attn_prepare",
+      "index_prepare", "block_scores", "block_select", "attention", "attention_part",
+      "attention_join", "route", "plan_count",
       "plan_scan", "plan_scatter", "expert_combine", "logits_top"};
   for (const WeightTypeInfo& t : kWeightTypes) {
     for (const char* base : {"embed", "mix_up_read", "matmat", "expert_gate_up_mm", "expert_down_mm"}) {

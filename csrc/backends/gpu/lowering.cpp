@@ -48,13 +48,16 @@ ExtraLayout extra_layout(const Config& c, uint64_t tokens, uint64_t end) {
     e.score_stride = u32(align_up(end / ratio + 1, 16));
     e.scores_bytes = take(e.scores, score_slice(tokens, e.score_stride) * e.score_stride * kFloat);
   }
-  if (tokens <= kMaxWindow) return e;
+  if (tokens <= kMaxWindow) {
+    e.attention_bytes = take(e.attention, tokens * c.n_head * kAttentionSpans * (c.d_head + 2) * kFloat);
+    return e;
+  }
   e.tiles = u32(std::min<uint64_t>(picks, picks / kTileTokens + c.n_expert));
   e.counts_bytes = take(e.counts, uint64_t{c.n_expert} * 4);
   take(e.first, uint64_t{c.n_expert} * 4);
   e.plan_bytes = take(e.plan, (1 + 3 * uint64_t{e.tiles} + picks) * 4);
   e.parts_bytes = take(e.parts, picks * c.d_model * kFloat);
-  e.delta_bytes = take(e.delta, uint64_t{0});
+  e.delta_bytes = take(e.delta, div_ceil(tokens, kDeltaTokens) * c.n_value_head * kDeltaFloats * kFloat);
   return e;
 }
 

@@ -69,13 +69,15 @@ struct ExtraLayout {
   uint64_t parts = 0;       // [T, K, D]
   uint64_t scores = 0;      // [T, score_stride]
   uint64_t delta = 0;       // of delta_chunk
+  uint64_t attention = 0;   // of attention_part
   uint64_t bytes = 0;       // of all
   uint32_t tiles = 0;       // of the plan
   uint32_t score_stride = 0;
   uint64_t order_bytes = 0, counts_bytes = 0, plan_bytes = 0, parts_bytes = 0, scores_bytes = 0,
-           delta_bytes = 0;
+           delta_bytes = 0, attention_bytes = 0;
 };
-// Of a run of `tokens` that ends at `end`; a window's has no parts, no plan, no delta scratch.
+// Of a run of `tokens` that ends at `end`; what only a prompt or only a window needs
+// is empty in the other's.
 ExtraLayout extra_layout(const Config& config, uint64_t tokens, uint64_t end);
 
 // What a run is, as far as its dispatches depend on it.

@@ -46,7 +46,7 @@ void Lowering::Pass::matmul(const Op& op) {
   const std::vector<Operand> operands{matrix(op.w[0]), in(op, 0), out(op, 0)};
   if (args.tokens > kMaxWindow) {
     launch(kernel_name("matmat", w.type), args, operands,
-           {groups_of(w.rows, 64), groups_of(args.tokens, 32)}, 128);
+           {groups_of(args.tokens, 32), groups_of(w.rows, 128)}, 128);
     return;
   }
   const Tile t = l_.tiles_.find(TileUse::kMatvec, w.type, w.rows, w.cols);
@@ -58,7 +58,7 @@ void Lowering::Pass::matmul(const Op& op) {
 void Lowering::Pass::stream_norm(const Op& op) {
   launch("stream_norm",
          StreamNormArgs{.tokens = rows(op), .streams = c_.n_stream, .width = c_.d_model, .eps = c_.rms_eps},
-         {in(op, 0), small(op.w[0]), out(op, 0)}, {rows(op) * c_.n_stream, 1}, 256);
+         {in(op, 0), small(op.w[0]), out(op, 0)}, {c_.n_stream, rows(op)}, 256);
 }
 
 // A window's gates are never stored: the up product and the read of the streams are one kernel.
@@ -96,7 +96,7 @@ void Lowering::Pass::ple_gate(const Op& op) {
          PleGateArgs{.tokens = run_.n_tokens, .streams = c_.n_stream, .width = c_.d_model, .eps = c_.rms_eps},
          {in(op, 0), in(op, 1), in(op, 2), small(op.w[0]), small(op.w[1]), small(op.w[2]), out(op, 0),
           out(op, 1)},
-         {run_.n_tokens * c_.n_stream, 1}, 256);
+         {c_.n_stream, run_.n_tokens}, 256);
 }
 
 void Lowering::Pass::ple_conv(const Op& op) {
@@ -117,13 +117,13 @@ void Lowering::Pass::gdn_conv(const Op& op) {
                      .d = c_.d_linear_head, .taps = c_.conv_kernel},
          {in(op, 0), small(op.w[0]), out(op, 0), state(Place::kStateIn, at, history),
           state(Place::kStateOut, at, history)},
-         {2 * c_.n_key_head + c_.n_value_head, run_.n_tokens}, 128);
+         {groups_of(2 * c_.n_key_head + c_.n_value_head, 4), run_.n_tokens}, 128);
 }
 
 void Lowering::Pass::gdn_gates(const Op& op) {
   launch("gdn_gates", GdnGatesArgs{.tokens = run_.n_tokens, .heads = c_.n_value_head},
          {in(op, 0), in(op, 1), small(op.w[0]), small(op.w[1]), out(op, 0), out(op, 1)},
-         {groups_of(uint64_t{run_.n_tokens} * c_.n_value_head, 64), 1}, 64);
+         {groups_of(uint64_t{run_.n_tokens} * c_.n_value_head, 256), 1}, 256);
 }
 
 void Lowering::Pass::delta_step(const Op& op) {
@@ -134,25 +134,32 @@ void Lowering::Pass::delta_step(const Op& op) {
                        .n_value_head = c_.n_value_head, .d = c_.d_linear_head},
          {in(op, 0), in(op, 1), in(op, 2), state(Place::kStateIn, at, s), state(Place::kStateOut, at, s),
           out(op, 0)},
-         {c_.n_value_head, groups_of(c_.d_linear_head, 32)}, 256);
+         {groups_of(c_.d_linear_head, c_.d_linear_head > 128 ? 16 : 32), c_.n_value_head}, 128);
 }
 
 void Lowering::Pass::delta_chunk(const Op& op) {
   const uint64_t s = uint64_t{c_.n_value_head} * c_.d_linear_head * c_.d_linear_head;
   const uint64_t at = layer_state(op).delta;
-  launch("delta_chunk",
-         DeltaChunkArgs{.tokens = run_.n_tokens, .n_key_head = c_.n_key_head,
-                        .n_value_head = c_.n_value_head, .d = c_.d_linear_head},
-         {in(op, 0), in(op, 1), in(op, 2), state(Place::kStateIn, at, s), state(Place::kStateOut, at, s),
-          out(op, 0), extra(extra_.delta, extra_.delta_bytes, true)},
-         {c_.n_value_head, groups_of(c_.d_linear_head, 32)}, 256);
+  const DeltaChunkArgs args{.tokens = run_.n_tokens, .n_key_head = c_.n_key_head,
+                            .n_value_head = c_.n_value_head, .d = c_.d_linear_head};
+  const auto operands = [&](bool prepares) -> std::vector<Operand> {
+    Operand after = state(Place::kStateOut, at, s), o = out(op, 0);
+    after.writes = o.writes = !prepares;
+    return {in(op, 0), in(op, 1), in(op, 2), state(Place::kStateIn, at, s), after, o,
+            extra(extra_.delta, extra_.delta_bytes, prepares)};
+  };
+  launch("delta_prepare", args, operands(true),
+         {groups_of(run_.n_tokens, kDeltaTokens), c_.n_key_head}, 128);
+  launch("delta_chunk", args, operands(false),
+         {groups_of(c_.d_linear_head, c_.d_linear_head > 128 ? 16 : 32), c_.n_value_head}, 64);
 }
 
 void Lowering::Pass::gdn_norm(const Op& op) {
   launch("gdn_norm",
          GdnNormArgs{.tokens = run_.n_tokens, .heads = c_.n_value_head, .d = c_.d_linear_head,
                      .eps = c_.rms_eps},
-         {in(op, 0), in(op, 1), small(op.w[0]), out(op, 0)}, {run_.n_tokens * c_.n_value_head, 1}, 32);
+         {in(op, 0), in(op, 1), small(op.w[0]), out(op, 0)},
+         {groups_of(c_.n_value_head, 4), run_.n_tokens}, 128);
 }
 
 void Lowering::Pass::attn_prepare(const Op& op) {
@@ -181,7 +188,7 @@ void Lowering::Pass::index_prepare(const Op& op) {
          {in(op, 0), in(op, 1), small(op.w[0]), small(op.w[1]), turns(),
           state(Place::kStateIn, at.index_tail, tail), state(Place::kStateOut, at.index_tail, tail),
           out(op, 0), whole_appended(at.block_keys, first * c_.d_index, (last - first) * c_.d_index, true)},
-         {c_.n_index_head + 1, run_.n_tokens}, 32);
+         {c_.n_index_head + 2, run_.n_tokens}, 32);
 }
 
 // The scores of a slice of tokens at a time.
@@ -199,14 +206,16 @@ void Lowering::Pass::block_select(const Op& op) {
       return o;
     };
     const uint64_t score_bytes = n * extra_.score_stride * kFloat;
-    launch("block_scores", args,
-           {part(in(op, 0), width(op.in[0]) * kFloat),
-            whole_appended(layer_state(op).block_keys, 0, blocks * c_.d_index, false),
-            extra(extra_.scores, score_bytes, true)},
-           {groups_of(std::max<uint64_t>(blocks, 1), 64), u32(n)}, 256);
+    if ((run_.position + t + n) / ratio > args.keep) {
+      launch("block_scores", args,
+             {part(in(op, 0), width(op.in[0]) * kFloat),
+              whole_appended(layer_state(op).block_keys, 0, blocks * c_.d_index, false),
+              extra(extra_.scores, score_bytes, true)},
+             {groups_of((run_.position + t + n) / ratio, 64), groups_of(n, 4)}, 128);
+    }
     launch("block_select", args,
            {extra(extra_.scores, score_bytes, false), part(out(op, 0), width(op.out[0]) * kFloat)},
-           {u32(n), 1}, 256);
+           {u32(n), 1}, 1024);
   }
 }
 
@@ -215,14 +224,26 @@ void Lowering::Pass::attention(const Op& op) {
   const uint64_t kv = uint64_t{c_.n_kv_head} * c_.d_head, seen = run_.position + run_.n_tokens;
   const LayerState& at = layer_state(op);
   const bool dense = op.in[2] == kNoBuffer;
-  launch("attention",
-         AttentionArgs{.tokens = run_.n_tokens, .position = u32(run_.position), .n_head = c_.n_head,
-                       .n_kv_head = c_.n_kv_head, .d_head = c_.d_head, .ratio = dense ? 0 : ratio,
-                       .keep = dense ? 0 : c_.index_budget / ratio,
-                       .scale = 1.0f / std::sqrt(static_cast<float>(c_.d_head))},
-         {in(op, 0), in(op, 1), whole_appended(at.keys, 0, seen * kv, false),
-          whole_appended(at.values, 0, seen * kv, false), dense ? in(op, 0) : in(op, 2), out(op, 0)},
-         {c_.n_head, run_.n_tokens}, 256);
+  const uint64_t most = dense ? seen : std::min(seen, uint64_t{c_.index_budget / ratio} * ratio + ratio - 1);
+  const AttentionArgs args{.tokens = run_.n_tokens, .position = u32(run_.position), .n_head = c_.n_head,
+                           .n_kv_head = c_.n_kv_head, .d_head = c_.d_head, .ratio = dense ? 0 : ratio,
+                           .keep = dense ? 0 : c_.index_budget / ratio,
+                           .spans = u32(std::min<uint64_t>(kAttentionSpans, div_ceil(most, kAttentionChunk))),
+                           .scale = 1.0f / std::sqrt(static_cast<float>(c_.d_head))};
+  const Operand keys = whole_appended(at.keys, 0, seen * kv, false);
+  const Operand values = whole_appended(at.values, 0, seen * kv, false);
+  const Operand selected = dense ? in(op, 0) : in(op, 2);
+  const uint32_t head_groups = c_.n_kv_head * groups_of(c_.n_head / c_.n_kv_head, 12);
+  if (graph_.mode == GraphMode::kPrompt) {
+    launch("attention", args, {in(op, 0), in(op, 1), keys, values, selected, out(op, 0)},
+           {head_groups, run_.n_tokens}, 128);
+    return;
+  }
+  const auto parts = [&](bool writes) { return extra(extra_.attention, extra_.attention_bytes, writes); };
+  launch("attention_part", args, {in(op, 0), keys, values, selected, parts(true)},
+         {args.spans, head_groups, run_.n_tokens}, 128);
+  launch("attention_join", args, {parts(false), in(op, 1), selected, out(op, 0)},
+         {c_.n_head, run_.n_tokens}, 64);
 }
 
 void Lowering::Pass::route(const Op& op) {
@@ -290,7 +311,8 @@ void Lowering::Pass::window_experts(const Op& op, size_t segment) {
          down_args(op),
          {arena(op.layer), slots(segment), in(op, 1), extra(extra_.order, extra_.order_bytes, false),
           in(op, 2), h, out(op, 0)},
-         {groups_of(c_.d_model, rows_of(t)), run_.n_tokens}, 32 * t.simdgroups, {{kLanesConstant, t.lanes}});
+         {groups_of(c_.d_model, rows_of(t)), 1}, 32 * t.simdgroups,
+         {{kLanesConstant, t.lanes}, {kSplitConstant, t.split}});
 }
 
 // Every round leaves the outputs of its picks; after the last all are added up at once.
@@ -304,27 +326,27 @@ void Lowering::Pass::prompt_experts(const Op& op, size_t segment, bool last) {
             extra(extra_.first, extra_.counts_bytes, true)},
            {groups, 1}, threads);
   };
-  plan_step("plan_count", c_.n_expert, 32);
-  plan_step("plan_scan", 1, 32);
-  plan_step("plan_scatter", c_.n_expert, 32);
+  plan_step("plan_count", groups_of(c_.n_expert, 4), 128);
+  plan_step("plan_scan", 1, 256);
+  plan_step("plan_scatter", groups_of(c_.n_expert, 4), 128);
   gate_and_up(op, [&](WeightType type, const ExpertGateUpArgs& args) {
     launch(kernel_name("expert_gate_up_mm", type), args,
            {arena(op.layer), slots(segment), in(op, 1), in(op, 0), out(op, 1), plan(false)},
-           {groups_of(c_.d_expert, 64), extra_.tiles}, 128);
+           {groups_of(c_.d_expert, args.part == kGateAndUp ? 64 : 128), extra_.tiles}, 128);
   });
   const WeightType type = l_.weights_.experts(static_cast<uint32_t>(op.layer)).down_type;
   Operand h = out(op, 1);
   h.writes = false;
   launch(kernel_name("expert_down_mm", type), down_args(op),
          {arena(op.layer), slots(segment), h, extra(extra_.parts, extra_.parts_bytes, true), plan(false)},
-         {groups_of(c_.d_model, 64), extra_.tiles}, 128);
+         {groups_of(c_.d_model, 128), extra_.tiles}, 128);
   if (!last) return;
   launch("expert_combine",
          ExpertCombineArgs{.tokens = run_.n_tokens, .top_k = c_.n_expert_used, .n_expert = c_.n_expert,
                            .width = c_.d_model},
          {slots(graph_.segments.size()), in(op, 1), extra(extra_.order, extra_.order_bytes, false),
           in(op, 2), extra(extra_.parts, extra_.parts_bytes, false), out(op, 0)},
-         {groups_of(c_.d_model, 256), run_.n_tokens}, 256);
+         {groups_of(c_.d_model, 512), run_.n_tokens}, 128);
 }
 
 }  // namespace esker::gpu
