@@ -16,7 +16,7 @@ LAYERS = [
 FORBIDDEN = {("backends", "stream")}
 # Python modules of the package, bottom to top; each may import those before it.
 MODULES = [
-    "errors", "_core", "options", "files", "profile", "disk", "tokenizer", "chat", "session",
+    "errors", "_core", "options", "files", "profile", "disk", "tiles", "tokenizer", "chat", "session",
     "model", "gguf_writer", "synth", "bench", "report", "commands", "cli", "__init__", "__main__",
 ]  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -4,7 +4,7 @@
 // these are diagnostic switches.
 //
 //   ESKER_CPU_ISA        instruction set of the CPU kernels: avx512, avx2, neon or scalar; default the best
-//   ESKER_SIMT_LIBRARY   where the tests' simt device lies (backends/gpu/plugin.h)
+//   ESKER_SIMT_LIBRARY   where the tests' simt device lies (backends/gpu/devices.h)
 #pragma once
 
 #include <string>

@@ -18,6 +18,12 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using ProgressFn = std::function<void(uint64_t, uint64_t)>;
 
+std::vector<gpu::TileRow> tile_rows(const std::vector<TunedRow>& rows) {
+  std::vector<gpu::TileRow> of;
+  for (const TunedRow& row : rows) of.push_back(tile_row(row));
+  return of;
+}
+
 std::shared_ptr<Engine> open_engine(const std::string& path,
                                     const std::optional<std::string>& ngram_table, uint64_t context,
                                     int threads, int activation_bytes, uint64_t memory_bytes,
@@ -27,9 +33,11 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     uint64_t keep_free_bytes, int32_t read_ahead,
                                     uint32_t read_ahead_2, bool touch_guesses, bool split_turn,
                                     float cache_prior, uint32_t protect, uint32_t starvation,
-                                    bool wire, bool governor, const std::string& backend) {
+                                    bool wire, bool governor, const std::string& backend,
+                                    const std::vector<TunedRow>& tiles) {
   const EngineOptions options{.path = path,
                               .backend = backend,
+                              .tiles = tile_rows(tiles),
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
                               .memory_bytes = memory_bytes,
@@ -188,7 +196,8 @@ void bind_engine(nb::module_& m) {
            nb::arg("read_ahead_2") = 0, nb::arg("touch_guesses") = false,
            nb::arg("split_turn") = true, nb::arg("cache_prior") = 0.0f,
            nb::arg("protect") = kProtect, nb::arg("starvation") = kStarvation, nb::arg("wire") = false,
-           nb::arg("governor") = false, nb::arg("backend") = "cpu")
+           nb::arg("governor") = false, nb::arg("backend") = "cpu",
+           nb::arg("tiles") = std::vector<TunedRow>())
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })

@@ -9,16 +9,6 @@
 namespace esker::python {
 namespace {
 
-WeightType type_named(const std::string& name) {
-  std::string known;
-  for (const WeightTypeInfo& t : kWeightTypes) {
-    if (name == t.name) return t.type;
-    known += (known.empty() ? "" : ", ") + std::string(t.name);
-  }
-  raise(ErrorKind::kUsage, "probe",
-        {.what = "unknown weight type", .got = name, .want = "one of " + known, .where = {}, .hint = {}});
-}
-
 nb::dict matmul(const std::string& type, uint64_t rows, uint64_t cols, uint32_t tokens,
                 uint32_t copies, uint32_t repeats, int threads, int activation_bytes) {
   const MatmulProbe probe{.type = type_named(type), .rows = rows, .cols = cols, .tokens = tokens,
@@ -56,6 +46,16 @@ nb::dict disk(const std::string& path, uint64_t read_bytes, uint32_t depth, uint
 }
 
 }  // namespace
+
+WeightType type_named(const std::string& name) {
+  std::string known;
+  for (const WeightTypeInfo& t : kWeightTypes) {
+    if (name == t.name) return t.type;
+    known += (known.empty() ? "" : ", ") + std::string(t.name);
+  }
+  raise(ErrorKind::kUsage, "probe",
+        {.what = "unknown weight type", .got = name, .want = "one of " + known, .where = {}, .hint = {}});
+}
 
 void bind_probe(nb::module_& m) {
   m.def("probe_matmul", &matmul, nb::arg("type"), nb::arg("rows"), nb::arg("cols"),

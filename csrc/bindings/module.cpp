@@ -27,6 +27,7 @@ NB_MODULE(_core, m) {
   m.doc() = "Esker's native core. The public face is the package esker.";
   esker::python::bind_errors(m);
   esker::python::bind_formats(m);
+  esker::python::bind_gpu(m);
   esker::python::bind_engine(m);
   esker::python::bind_plan(m);
   esker::python::bind_policy(m);

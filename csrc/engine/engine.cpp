@@ -7,11 +7,10 @@
 #include <cmath>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/gpu/devices.h"
 #include "backends/gpu/gpu_backend.h"
-#include "backends/gpu/plugin.h"
 #include "base/aligned_buffer.h"
 #include "base/clock.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "engine/model_plan.h"
@@ -46,11 +45,11 @@ class StreamTurns final : public HostTurns {
 
 std::unique_ptr<Backend> make_backend(const EngineOptions& options, const Config& config,
                                       const Weights& weights) {
-  if (options.backend == "simt") {
-    return make_gpu_backend(config, weights, gpu::load_device(environment("ESKER_SIMT_LIBRARY")));
+  if (options.backend == "cpu") {
+    return make_cpu_backend(config, weights,
+                            {.threads = options.threads, .activations = options.activations});
   }
-  return make_cpu_backend(config, weights,
-                          {.threads = options.threads, .activations = options.activations});
+  return make_gpu_backend(config, weights, gpu::open_device(options.backend), options.tiles);
 }
 
 // Finds the row with a NaN or an infinity, if any: [rows, width].

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/cpu/cpu_backend.h"
+#include "backends/gpu/tiles.h"
 #include "base/machine.h"
 #include "graph/backend.h"
 #include "graph/config.h"
@@ -30,7 +31,8 @@ inline constexpr uint32_t kStarvation = 16;
 
 struct EngineOptions {
   std::string path;
-  std::string backend = "cpu";   // or "simt"
+  std::string backend = "cpu";   // or a device of backends/gpu/devices.h
+  std::vector<gpu::TileRow> tiles = {};  // what `esker tune` found for it
   std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
   uint64_t context = 0;          // tokens; 0: the model's, at most kDefaultContext
   uint64_t memory_bytes = 0;     // 0: what the machine has to give

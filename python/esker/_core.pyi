@@ -35,6 +35,7 @@ class Engine:
         wire: bool = False,
         governor: bool = False,
         backend: str = "cpu",
+        tiles: list[tuple[str, str, int, int, tuple[int, int, int, int, int]]] = [],
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...
@@ -160,4 +161,19 @@ def probe_disk(
     total_bytes: int,
     readers: int = 0,
     seed: int = 1,
+) -> dict[str, Any]: ...
+def gpu_device(backend: str) -> dict[str, str]: ...
+def gpu_kernel_names() -> list[str]: ...
+def gpu_tile(family: str, use: str, type: str, rows: int, cols: int) -> list[int]: ...
+def gpu_tune(
+    backend: str,
+    use: str,
+    type: str,
+    rows: int,
+    cols: int,
+    tiles: list[tuple[int, int, int, int, int]],
+    bytes: int,
+    launches: int,
+    repeats: int,
+    top_k: int,
 ) -> dict[str, Any]: ...

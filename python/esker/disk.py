@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from typing import NamedTuple
 
 from . import _core
-from .files import replace_file
+from .files import cache_folder, replace_file
 
 WORTH_BYTES = 1 << 28  # less than this left on the disk is not worth a measurement
 _VERSION = 1
@@ -36,11 +35,7 @@ class DiskChoice(NamedTuple):
 
 def cache_path() -> str:
     """The file in the user's cache folder."""
-    if sys.platform == "darwin":
-        folder = os.path.expanduser("~/Library/Caches")
-    else:
-        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(folder, "esker", "disks.json")
+    return os.path.join(cache_folder(), "disks.json")
 
 
 def choose(model_path: str) -> DiskChoice:

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Writing a file whole, or not at all."""
+"""Writing a file whole, or not at all; where the user's cache lies."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+
+
+def cache_folder() -> str:
+    """Esker's in the user's cache folder.  It may not exist."""
+    if sys.platform == "darwin":
+        folder = os.path.expanduser("~/Library/Caches")
+    else:
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(folder, "esker")
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:

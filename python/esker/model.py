@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, disk, profile
+from . import _core, disk, profile, tiles
 from .chat import ChatTemplate, Message
 from .errors import FormatError, UsageError, fault
 from .options import ACTIVATIONS, LoadOptions, load_options
@@ -135,6 +135,7 @@ class Model:
         self._open: _core.Engine | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         begin = time.perf_counter()
+        backend = "cpu" if options.backend == "auto" else options.backend
         self._open = _core.Engine(
             self.path,
             options.ngram_table,
@@ -158,7 +159,8 @@ class Model:
             starvation=options.starvation,
             wire=options.wire,
             governor=options.governor,
-            backend="cpu" if options.backend == "auto" else options.backend,
+            backend=backend,
+            tiles=tiles.load(backend) if backend != "cpu" else [],
         )
         self._prepare_reads(options)
         self.load_s = time.perf_counter() - begin

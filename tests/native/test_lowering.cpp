@@ -27,7 +27,7 @@ struct Lowered {
     for (uint32_t i = 0; i < config.n_layer; ++i) {
       arena.slot_bytes.push_back(weights->experts(i).record_bytes);
     }
-    lowering = std::make_unique<Lowering>(config, *weights, layout, arena, "none");
+    lowering = std::make_unique<Lowering>(config, *weights, layout, arena, tiles);
   }
   std::vector<Step> steps(GraphMode mode, LoweringRun run) {
     graph = build_graph(config, mode);
@@ -37,6 +37,7 @@ struct Lowered {
   std::unique_ptr<Weights> weights;
   StateLayout layout;
   ArenaView arena;
+  TileTable tiles{"none"};
   Graph graph;
   std::unique_ptr<Lowering> lowering;
 };

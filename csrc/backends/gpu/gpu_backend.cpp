@@ -42,8 +42,10 @@ class Growing {
 
 class GpuBackend final : public Backend {
  public:
-  GpuBackend(const Config& config, const Weights& weights, std::unique_ptr<Device> device)
-      : config_(config), weights_(weights), device_(std::move(device)) {
+  GpuBackend(const Config& config, const Weights& weights, std::unique_ptr<Device> device,
+             std::span<const TileRow> tuned)
+      : config_(config), weights_(weights), device_(std::move(device)), tiles_(device_->family()) {
+    for (const TileRow& row : tuned) tiles_.add(row);
     if (config.n_expert > kMaxRoutedExperts) {
       raise(ErrorKind::kUsage, "gpu",
             {.what = "the model has too many experts for the routing kernel",
@@ -76,7 +78,7 @@ class GpuBackend final : public Backend {
                            .has_prior = run.prior.bonus > 0,
                            .prior_factor = std::exp(run.prior.bonus),
                            .protect = run.prior.protect};
-    const Lowering lowering(config_, weights_, *run.layout, *run.arena, device_->family());
+    const Lowering lowering(config_, weights_, *run.layout, *run.arena, tiles_);
     prepare(graph, run);
     const uint64_t base = std::exchange(clock_, clock_ + 2 * graph.segments.size() + 2);
     try {
@@ -342,6 +344,7 @@ class GpuBackend final : public Backend {
   const Config& config_;
   const Weights& weights_;
   std::unique_ptr<Device> device_;
+  TileTable tiles_;
   std::vector<std::unique_ptr<DeviceMemory>> wrapped_;
   std::unique_ptr<DeviceMemory> small_memory_;
   std::vector<Placed> matrices_, small_;  // by layer + 1 and role
@@ -365,8 +368,9 @@ uint64_t gpu_bytes_per_token(const Config& config, uint64_t context) {
 }
 
 std::unique_ptr<Backend> make_gpu_backend(const Config& config, const Weights& weights,
-                                          std::unique_ptr<gpu::Device> device) {
-  return std::make_unique<gpu::GpuBackend>(config, weights, std::move(device));
+                                          std::unique_ptr<gpu::Device> device,
+                                          std::span<const gpu::TileRow> tuned) {
+  return std::make_unique<gpu::GpuBackend>(config, weights, std::move(device), tuned);
 }
 
 }  // namespace esker

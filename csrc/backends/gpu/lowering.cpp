@@ -62,8 +62,8 @@ ExtraLayout extra_layout(const Config& c, uint64_t tokens, uint64_t end) {
 }
 
 Lowering::Lowering(const Config& config, const Weights& weights, const StateLayout& layout,
-                   const ArenaView& arena, const char* family)
-    : config_(config), weights_(weights), layout_(layout), arena_(arena), tiles_(family) {}
+                   const ArenaView& arena, const TileTable& tiles)
+    : config_(config), weights_(weights), layout_(layout), arena_(arena), tiles_(tiles) {}
 
 std::vector<Step> Lowering::lower(const Graph& graph, const LoweringRun& run) const {
   return Pass(*this, graph, run).all();

@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "abi/kernel_args.h"
 #include "backends/gpu/device.h"
 #include "backends/gpu/tiles.h"
 #include "graph/backend.h"
@@ -53,6 +55,25 @@ struct Launch {
   bool barrier = false;  // before it
 };
 
+template <class Args>
+Launch make_launch(std::string kernel, const Args& args, std::vector<Operand> operands, Extent groups,
+                   uint32_t threads) {
+  static_assert(sizeof(Args) <= sizeof(Launch::args));
+  Launch l{.kernel = std::move(kernel), .operands = std::move(operands), .groups = groups,
+           .threads = {threads, 1, 1}};
+  std::memcpy(l.args.data(), &args, sizeof args);
+  l.args_bytes = sizeof args;
+  return l;
+}
+
+// Launches whose kernel is cut by a tile; operands in the kernel's order.
+Launch matvec_launch(WeightType type, const MatrixArgs& args, const Tile& tile,
+                     std::vector<Operand> operands);
+Launch gate_up_launch(WeightType type, const ExpertGateUpArgs& args, const Tile& tile,
+                      std::vector<Operand> operands);
+Launch down_launch(WeightType type, const ExpertDownArgs& args, const Tile& tile,
+                   std::vector<Operand> operands);
+
 struct Step {
   enum class Kind : uint8_t { kLaunch, kSignal, kCut };
   Kind kind = Kind::kLaunch;
@@ -92,8 +113,9 @@ struct LoweringRun {
 
 class Lowering {
  public:
+  // All of it must outlive the lowering.
   Lowering(const Config& config, const Weights& weights, const StateLayout& layout,
-           const ArenaView& arena, const char* family);
+           const ArenaView& arena, const TileTable& tiles);
 
   // All of a graph, with a signal and a cut for each segment; the ops of a cut once.
   std::vector<Step> lower(const Graph& graph, const LoweringRun& run) const;
@@ -108,7 +130,7 @@ class Lowering {
   const Weights& weights_;
   const StateLayout& layout_;
   const ArenaView& arena_;
-  TileTable tiles_;
+  const TileTable& tiles_;
 };
 
 // The largest number of experts that the routing kernel takes.

@@ -20,7 +20,30 @@ uint32_t groups_of(uint64_t n, uint64_t each) { return u32(div_ceil(n, each)); }
 // Rows that a threadgroup of the matrix-vector kernels takes.
 uint32_t rows_of(const Tile& t) { return t.simdgroups / t.split * (32 / t.lanes) * t.rows; }
 
+template <class Args>
+Launch tiled_launch(const char* base, WeightType type, const Args& args, const Tile& t,
+                    std::vector<Operand> operands, Extent groups) {
+  Launch l = make_launch(kernel_name(base, type, t.rows, t.threadgroup_table && has_codebook(type)), args,
+                         std::move(operands), groups, 32 * t.simdgroups);
+  l.constants = {Constant{kLanesConstant, t.lanes}, Constant{kSplitConstant, t.split}};
+  l.n_constants = 2;
+  return l;
+}
+
 }  // namespace
+
+Launch matvec_launch(WeightType type, const MatrixArgs& args, const Tile& t, std::vector<Operand> operands) {
+  return tiled_launch("matvec", type, args, t, std::move(operands), {groups_of(args.rows, rows_of(t)), 1});
+}
+Launch gate_up_launch(WeightType type, const ExpertGateUpArgs& args, const Tile& t,
+                      std::vector<Operand> operands) {
+  return tiled_launch("expert_gate_up", type, args, t, std::move(operands),
+                      {groups_of(args.expert_width, rows_of(t)), args.tokens * args.top_k});
+}
+Launch down_launch(WeightType type, const ExpertDownArgs& args, const Tile& t, std::vector<Operand> operands) {
+  return tiled_launch("expert_down", type, args, t, std::move(operands),
+                      {groups_of(args.width, rows_of(t)), 1});
+}
 
 uint64_t score_slice(uint64_t tokens, uint64_t stride) {
   return std::clamp<uint64_t>(kScoreFloats / std::max<uint64_t>(stride, 1), 1, tokens);
@@ -50,9 +73,7 @@ void Lowering::Pass::matmul(const Op& op) {
     return;
   }
   const Tile t = l_.tiles_.find(TileUse::kMatvec, w.type, w.rows, w.cols);
-  launch(kernel_name("matvec", w.type, t.rows, t.threadgroup_table && has_codebook(w.type)), args,
-         operands, {groups_of(w.rows, rows_of(t)), 1}, 32 * t.simdgroups,
-         {{kLanesConstant, t.lanes}, {kSplitConstant, t.split}});
+  add(matvec_launch(w.type, args, t, operands));
 }
 
 void Lowering::Pass::stream_norm(const Op& op) {
@@ -296,23 +317,17 @@ ExpertDownArgs Lowering::Pass::down_args(const Op& op) const {
 }
 
 void Lowering::Pass::window_experts(const Op& op, size_t segment) {
-  const uint32_t picks = run_.n_tokens * c_.n_expert_used;
   gate_and_up(op, [&](WeightType type, const ExpertGateUpArgs& args) {
     const Tile t = l_.tiles_.find(TileUse::kGateUp, type, c_.d_expert, c_.d_model);
-    launch(kernel_name("expert_gate_up", type, t.rows, t.threadgroup_table && has_codebook(type)), args,
-           {arena(op.layer), slots(segment), in(op, 1), in(op, 0), out(op, 1)},
-           {groups_of(c_.d_expert, rows_of(t)), picks}, 32 * t.simdgroups, {{kLanesConstant, t.lanes}});
+    add(gate_up_launch(type, args, t, {arena(op.layer), slots(segment), in(op, 1), in(op, 0), out(op, 1)}));
   });
   const WeightType type = l_.weights_.experts(static_cast<uint32_t>(op.layer)).down_type;
   const Tile t = l_.tiles_.find(TileUse::kDown, type, c_.d_model, c_.d_expert);
   Operand h = out(op, 1);
   h.writes = false;
-  launch(kernel_name("expert_down", type, t.rows, t.threadgroup_table && has_codebook(type)),
-         down_args(op),
-         {arena(op.layer), slots(segment), in(op, 1), extra(extra_.order, extra_.order_bytes, false),
-          in(op, 2), h, out(op, 0)},
-         {groups_of(c_.d_model, rows_of(t)), 1}, 32 * t.simdgroups,
-         {{kLanesConstant, t.lanes}, {kSplitConstant, t.split}});
+  add(down_launch(type, down_args(op), t,
+                  {arena(op.layer), slots(segment), in(op, 1), extra(extra_.order, extra_.order_bytes, false),
+                   in(op, 2), h, out(op, 0)}));
 }
 
 // Every round leaves the outputs of its picks; after the last all are added up at once.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -123,18 +122,15 @@ class Lowering::Pass {
     steps_.push_back({.kind = kind, .segment = static_cast<int32_t>(segment), .launch = {}});
   }
 
-  template <class Args>
-  void launch(std::string kernel, const Args& args, std::vector<Operand> operands, Extent groups,
-              uint32_t threads, std::initializer_list<Constant> constants = {}) {
-    static_assert(sizeof(Args) <= sizeof(Launch::args));
-    if (groups.x == 0 || groups.y == 0) return;
-    Launch l{.kernel = std::move(kernel), .operands = std::move(operands), .groups = groups,
-             .threads = {threads, 1, 1}};
-    std::memcpy(l.args.data(), &args, sizeof args);
-    l.args_bytes = sizeof args;
-    for (const Constant& constant : constants) l.constants[l.n_constants++] = constant;
+  void add(Launch l) {
+    if (l.groups.x == 0 || l.groups.y == 0) return;
     l.barrier = hazards_.add(l.operands);
     steps_.push_back({.kind = Step::Kind::kLaunch, .segment = -1, .launch = std::move(l)});
+  }
+  template <class Args>
+  void launch(std::string kernel, const Args& args, std::vector<Operand> operands, Extent groups,
+              uint32_t threads) {
+    add(make_launch(std::move(kernel), args, std::move(operands), groups, threads));
   }
 
   void op(const Op& op) {

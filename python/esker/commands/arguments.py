@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_json(synth)
 
     _add_audit(commands)
+    _add_tune(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -135,6 +136,21 @@ def _add_audit(commands: Any) -> None:
     )
     audit.add_argument("files", metavar="FILE", nargs="+", help="a result (.json) or a text (.md)")
     _add_json(audit)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="fit the GPU kernels to this device",
+        description="Times the tiles of the GPU kernels for every matrix product of a model, and"
+        " keeps those that beat the built-in table by 3 % or more, for this user and device.",
+    )
+    tune.add_argument(
+        "--only", metavar="TEXT", help="products that contain it: use, type, rows, columns"
+    )
+    tune.add_argument("--quick", action="store_true", help="to try things out: nothing is kept")
+    _add_options(tune, [option for option in LOAD if option.name in ("model", "backend")])
+    _add_json(tune)
 
 
 def _add_plan(commands: Any) -> None:

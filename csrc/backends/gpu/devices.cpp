@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include "backends/gpu/plugin.h"
+#include "backends/gpu/devices.h"
 
 #include <dlfcn.h>
 
+#include "base/env.h"
 #include "base/error.h"
 
 namespace esker::gpu {
+namespace {
 
 std::unique_ptr<Device> load_device(const std::string& path) {
   void* library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -20,6 +22,15 @@ std::unique_ptr<Device> load_device(const std::string& path) {
            .hint = "the simt device belongs to the tests: ESKER_SIMT_LIBRARY names its library"});
   }
   return std::unique_ptr<Device>(reinterpret_cast<Device* (*)()>(make)());
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_device(const std::string& name) {
+  if (name == "simt") return load_device(environment("ESKER_SIMT_LIBRARY"));
+  raise(ErrorKind::kUsage, "gpu",
+        {.what = "no such device", .got = name, .want = "simt", .where = {},
+         .hint = "the cpu backend needs none"});
 }
 
 }  // namespace esker::gpu

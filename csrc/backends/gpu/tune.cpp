@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#include "backends/gpu/tune.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "backends/gpu/kernel_names.h"
+#include "backends/gpu/lowering.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/units.h"
+
+namespace esker::gpu {
+namespace {
+
+constexpr int64_t kPollNs = 20'000'000;
+
+class Bench {
+ public:
+  Bench(Device& device, const TuneCase& what, const std::function<void()>& poll)
+      : device_(device), what_(what), poll_(poll), queue_(device.queue()) {
+    matrix_bytes_ = weight_bytes(what.type, what.cols) * what.rows;
+    const uint64_t at_once = bytes();
+    copies_ = static_cast<uint32_t>(std::max<uint64_t>(div_ceil(what.bytes, at_once), 2));
+    // Any bytes do: what a kernel computes does not change how long it takes. Small ones are finite floats.
+    weights_ = device.allocate(at_once * copies_, "weights to tune with");
+    for (uint64_t i = 0; i < weights_->size_bytes(); ++i) {
+      weights_->host()[i] = static_cast<uint8_t>(i * 37 % 61);
+    }
+    const uint64_t widest = uint64_t{std::max(what.rows, what.cols)} * what.top_k;
+    x_ = device.allocate(widest * sizeof(float), "activations");
+    std::fill_n(x_->floats(), widest, 0.5f);
+    y_ = device.allocate(widest * sizeof(float), "results");
+    ints_ = device.allocate((1 + 2 * records()) * sizeof(int32_t), "slots and picks");
+    auto* ints = reinterpret_cast<int32_t*>(ints_->host());
+    // Slots: expert e of the launch lies in slot e of its copy; picks and order: 0, 1, 2 ...
+    ints[0] = 1;
+    for (uint32_t i = 0; i < records(); ++i) {
+      ints[1 + i] = static_cast<int32_t>(i);
+      ints[1 + records() + i] = static_cast<int32_t>(i);
+    }
+  }
+
+  uint64_t bytes() const { return matrix_bytes_ * matrices() * records(); }
+
+  // Nanoseconds of a launch, the mean of all in one command.
+  int64_t time(const Tile& tile) {
+    const Launch launch = made(tile);
+    const std::unique_ptr<Kernel> kernel =
+        device_.kernel(launch.kernel, {launch.constants.data(), launch.n_constants});
+    const int64_t start = now_ns();
+    for (uint32_t i = 0; i < what_.launches; ++i) {
+      const uint64_t copy = next_++ % copies_ * bytes();
+      std::vector<Binding> bindings{{weights_.get(), copy}};
+      const auto slots = Binding{ints_.get(), 0}, picks = Binding{ints_.get(), 4 * (1 + uint64_t{records()})};
+      switch (what_.use) {
+        case TileUse::kMatvec: bindings.insert(bindings.end(), {{x_.get(), 0}, {y_.get(), 0}}); break;
+        case TileUse::kGateUp:
+          bindings.insert(bindings.end(), {slots, picks, {x_.get(), 0}, {y_.get(), 0}});
+          break;
+        case TileUse::kDown:
+          bindings.insert(bindings.end(),
+                          {slots, picks, picks, {x_.get(), 0}, {x_.get(), 0}, {y_.get(), 0}});
+          break;
+      }
+      queue_->barrier();
+      queue_->dispatch({.kernel = kernel.get(),
+                        .args = {launch.args.data(), launch.args_bytes},
+                        .buffers = bindings,
+                        .groups = launch.groups,
+                        .threads = launch.threads});
+    }
+    queue_->commit();
+    while (!queue_->finish(kPollNs)) {
+      if (poll_) poll_();
+    }
+    return (now_ns() - start) / what_.launches;
+  }
+
+ private:
+  uint32_t records() const { return what_.use == TileUse::kMatvec ? 1 : what_.top_k; }
+  uint32_t matrices() const { return what_.use == TileUse::kGateUp ? 2 : 1; }
+
+  Launch made(const Tile& tile) const {
+    const auto row_bytes = static_cast<uint32_t>(weight_bytes(what_.type, what_.cols));
+    const uint64_t record = matrix_bytes_ * matrices();
+    switch (what_.use) {
+      case TileUse::kGateUp:
+        return gate_up_launch(what_.type,
+                              {.slot_bytes = record, .gate_offset = 0, .up_offset = matrix_bytes_,
+                               .tokens = 1, .top_k = what_.top_k, .n_expert = what_.top_k,
+                               .width = what_.cols, .expert_width = what_.rows, .row_bytes = row_bytes,
+                               .part = kGateAndUp, .tiles = 0},
+                              tile, {});
+      case TileUse::kDown:
+        return down_launch(what_.type,
+                           {.slot_bytes = record, .down_offset = 0, .tokens = 1, .top_k = what_.top_k,
+                            .n_expert = what_.top_k, .width = what_.rows, .expert_width = what_.cols,
+                            .row_bytes = row_bytes, .tiles = 0, .pad = 0},
+                           tile, {});
+      case TileUse::kMatvec: break;
+    }
+    return matvec_launch(what_.type,
+                         {.rows = what_.rows, .cols = what_.cols, .tokens = 1, .row_bytes = row_bytes,
+                          .x_stride = what_.cols, .y_stride = what_.rows, .epilogue = kPlain, .scale = 1},
+                         tile, {});
+  }
+
+  Device& device_;
+  const TuneCase& what_;
+  const std::function<void()>& poll_;
+  std::unique_ptr<Queue> queue_;
+  std::unique_ptr<DeviceMemory> weights_, x_, y_, ints_;
+  uint64_t matrix_bytes_ = 0, next_ = 0;
+  uint32_t copies_ = 0;
+};
+
+}  // namespace
+
+bool tile_fits(const TuneCase& what, const Tile& t) {
+  const auto is_power = [](uint32_t n) { return std::has_single_bit(n); };
+  return is_power(t.lanes) && t.lanes >= 4 && t.lanes <= 32 && is_power(t.rows) && t.rows <= 4 &&
+         is_power(t.simdgroups) && t.simdgroups <= 16 && is_power(t.split) && t.split <= t.simdgroups &&
+         (what.use != TileUse::kGateUp || t.split == 1) &&
+         (!t.threadgroup_table || has_codebook(what.type));
+}
+
+TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& tiles,
+               const std::function<void()>& poll) {
+  for (const Tile& t : tiles) {
+    if (tile_fits(what, t)) continue;
+    raise(ErrorKind::kUsage, "tune",
+          {.what = "the tile does not fit the kernel",
+           .got = std::to_string(t.lanes) + "," + std::to_string(t.rows) + "," +
+                  std::to_string(t.simdgroups) + "," + std::to_string(t.split),
+           .want = "powers of two: lanes 4 to 32, rows to 4, simdgroups to 16, split to simdgroups",
+           .where = weight_type_info(what.type).name,
+           .hint = {}});
+  }
+  Bench bench(device, what, poll);
+  TuneTimes times{.bytes = bench.bytes(), .anchor_ns = {}, .tile_ns = {}};
+  times.tile_ns.resize(tiles.size());
+  for (uint32_t r = 0; r <= what.repeats; ++r) {
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      const int64_t ns = bench.time(tiles[i]);
+      if (r > 0) times.tile_ns[i].push_back(ns);
+    }
+    times.anchor_ns.push_back(bench.time(tiles.front()));
+  }
+  return times;
+}
+
+}  // namespace esker::gpu
