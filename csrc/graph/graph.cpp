@@ -75,7 +75,7 @@ class Builder {
     const BufferId raw =
         last ? kNoBuffer : matmul("inject", w(inject), normed, c_.n_stream, rows);
     const BufferId x = buffer("mixed", c_.d_model);
-    add({.kind = OpKind::kMixRead, .rows = rows, .in = {normed, gates}, .out = {x}});
+    add({.kind = OpKind::kMixRead, .rows = rows, .in = {normed, gates, low}, .out = {x}});
     return {x, raw};
   }
 

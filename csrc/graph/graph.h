@@ -24,7 +24,8 @@ enum class OpKind : uint8_t {
   kEmbed,        // out0 R[t,c,:] = w0[id_t]
   kMatmul,       // out0[t,:] = epilogue(w0 in0[t,:])
   kStreamNorm,   // out0[t,c,:] = rms(in0[t,c,:]; w0_c)
-  kMixRead,      // out0[t,:] = 1/C sum_c sigma(in1[t,c,:]) in0[t,c,:]   in0 normed, in1 gates
+  kMixRead,      // out0[t,:] = 1/C sum_c sigma(in1[t,c,:]) in0[t,c,:]   in0 normed, in1 gates,
+                 // in2 what the gates are made of, for who makes and reads them at once
   kMixWrite,     // out0 R[t,c,:] += 2 sigma(in1[t,c] / C) in0[t,:]
   kPleGate,      // in0 key, in1 value, in2 R; w0..w2 norms key, query, conv -> out0 V, out1 N
   kPleConv,      // out0 R += in0 V + silu(conv(in1 N; w0)), advancing the ple state

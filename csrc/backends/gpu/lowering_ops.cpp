@@ -103,7 +103,7 @@ void Lowering::Pass::mix_read(const Op& op) {
   launch(kernel_name("mix_up_read", w.type),
          MixUpReadArgs{.tokens = rows(op), .streams = c_.n_stream, .width = c_.d_model,
                        .rank = u32(w.cols), .row_bytes = u32(w.row_bytes())},
-         {matrix(up->w[0]), in(*up, 0), in(op, 0), out(op, 0)}, {groups_of(c_.d_model, 16), 1}, 128);
+         {matrix(up->w[0]), in(op, 2), in(op, 0), out(op, 0)}, {groups_of(c_.d_model, 16), 1}, 128);
 }
 
 void Lowering::Pass::mix_write(const Op& op) {

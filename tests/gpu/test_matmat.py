@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""metal/matmat.metal: every weight type, sizes around every edge of a tile, against float64.
+
+What may not be read is NaN (the gaps between rows of x), what may not be written keeps its mark (the
+gaps between rows of out).
+"""
+
+import abi
+import numpy as np
+import pytest
+from esker import _core
+from simt import device
+from test_quants import TYPES, iq1_m_scale, random_blocks
+
+ORDERS = ("forward", "reverse", "random")
+PARTIAL = ("F32", "F16", "BF16")  # types whose rows may end within a block of 32
+MARK = np.float32(-123.25)
+
+
+def random_weights(name, rows, cols, seed=0):
+    """Bytes of a matrix [rows, row_bytes] and its weights [rows, cols] as float64, of order 1."""
+    type_id, elements, _, halves = TYPES[name]
+    rng = np.random.default_rng([seed, rows, cols, *name.encode()])
+    if name in PARTIAL:
+        values = rng.standard_normal((rows, cols), np.float32)
+        if name == "BF16":
+            data = (values.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            data = values.astype(np.float16) if name == "F16" else values
+        blocks = data.view(np.uint8)
+    else:
+        n = rows * (cols // elements)
+        blocks = random_blocks(name, n, seed=seed)
+        scales = (rng.uniform(0.5, 2, (n, 2)) * rng.choice([-1, 1], (n, 2))).astype("<f2")
+        for k, offset in enumerate(halves):
+            blocks[:, offset : offset + 2] = scales[:, k : k + 1].view(np.uint8)
+        if name == "IQ1_M":
+            iq1_m_scale(blocks, scales[:, 0].view(np.uint16))
+        if name == "MXFP4":
+            blocks[:, 0] = rng.integers(124, 130, n)
+    data = np.ascontiguousarray(blocks.reshape(rows, -1))
+    weights = _core.decode_weights(type_id, data.tobytes(), rows * cols).reshape(rows, cols)
+    return data, weights.astype(np.float64)
+
+
+def strided(values, stride):
+    """Rows [T, n] in an array [T, stride] of NaN."""
+    out = np.full((len(values), stride), np.nan, np.float32)
+    out[:, : values.shape[1]] = values
+    return out
+
+
+def run(name, data, x, cols, *, x_stride=None, y_stride=None, scale=None, order="forward"):
+    rows, tokens = len(data), len(x)
+    x_stride, y_stride = x_stride or cols, y_stride or rows
+    out = np.full((tokens, y_stride), MARK)
+    args = abi.MatrixArgs(
+        rows=rows,
+        cols=cols,
+        tokens=tokens,
+        row_bytes=data.shape[1],
+        x_stride=x_stride,
+        y_stride=y_stride,
+        epilogue=abi.kPlain if scale is None else abi.kScaledSilu,
+        scale=0.0 if scale is None else scale,
+    )
+    groups = (-(-tokens // abi.kTileTokens), -(-rows // 128), 1)
+    buffers = [data, strided(x, x_stride), out]
+    device("matmat").run(
+        f"matmat_{name}", args, buffers, groups=groups, threads=(128, 1, 1), order=order
+    )
+    assert (out[:, rows:] == MARK).all()
+    return out[:, :rows].copy()
+
+
+def error(got, want, size=None):
+    """L2 relative to what is wanted or to `size`; of a NaN it is NaN, which is no smaller than anything."""
+    return np.linalg.norm(got - want) / np.linalg.norm(want if size is None else size)
+
+
+def usual_size(x, weights):
+    """How large products of such rows are: where there are few, some happen to be much smaller."""
+    return np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+
+
+def activations(tokens, cols, seed=1):
+    return np.random.default_rng([seed, tokens, cols]).standard_normal((tokens, cols), np.float32)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type(name):
+    """Two tiles of rows and two of tokens, the second of each nearly empty; three orders of lanes."""
+    cols = {1: 77, 256: 512}.get(TYPES[name][1], 192)
+    data, weights = random_weights(name, 135, cols)
+    x = activations(37, cols)
+    outs = [
+        run(name, data, x, cols, x_stride=cols + 3, y_stride=140, order=order) for order in ORDERS
+    ]
+    assert error(outs[0], x @ weights.T) <= 1e-6
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out.view(np.uint32), outs[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["F16", "Q4_K"])
+@pytest.mark.parametrize(
+    ("rows", "tokens"),
+    # Rows: how a tile is split among its simdgroups changes behind 32 and 64. Tokens: fragments of 8.
+    [(1, 1), (7, 32), (32, 9), (33, 8), (64, 31), (65, 16), (96, 17), (97, 7), (128, 33), (129, 64),
+     (200, 5), (257, 25)],
+)  # fmt: skip
+def test_edges(name, rows, tokens):
+    data, weights = random_weights(name, rows, 256)
+    x = activations(tokens, 256)
+    got = run(name, data, x, 256)
+    assert error(got, x @ weights.T, usual_size(x, weights)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+@pytest.mark.parametrize("cols", [1, 15, 16, 31, 32, 33, 63, 64, 65])
+def test_last_columns(name, cols):
+    data, weights = random_weights(name, 40, cols)
+    x = activations(10, cols)
+    got = run(name, data, x, cols)
+    assert error(got, x @ weights.T, usual_size(x, weights)) <= 1e-6
+
+
+def test_long_rows():
+    """A sum of n in order is off by about 3e-8 sqrt(n / 2), hence the wider bound."""
+    data, weights = random_weights("Q8_0", 128, 4096)
+    x = activations(8, 4096)
+    assert error(run("Q8_0", data, x, 4096), x @ weights.T) <= 2.5e-6
+
+
+@pytest.mark.parametrize("rows", [4, 130])
+def test_scaled_silu(rows):
+    data, weights = random_weights("Q5_0", rows, 64)
+    x = activations(34, 64)
+    v = 0.125 * (x @ weights.T)
+    got = run("Q5_0", data, x, 64, scale=0.125, y_stride=rows + 1)
+    assert error(got, v / (1 + np.exp(-v))) <= 1e-6
+
+
+@pytest.mark.parametrize("rows", [20, 50, 130])
+@pytest.mark.parametrize("name", ["BF16", "IQ3_S"])
+def test_a_token_is_alone(name, rows):
+    """The same bits by itself, in a full tile, at every place of it; what others hold stays theirs."""
+    cols = 70 if name == "BF16" else 256
+    data, _ = random_weights(name, rows, cols)
+    x = activations(32, cols)
+    together = run(name, data, x, cols)
+    alone = run(name, data, x[5:6], cols)
+    np.testing.assert_array_equal(together[5:6], alone)
+    np.testing.assert_array_equal(
+        run(name, data, np.roll(x, 11, axis=0), cols), np.roll(together, 11, axis=0)
+    )
+    wild = x.copy()
+    wild[[4, 6, 12, 13, 21, 31]] = [[np.nan], [np.inf], [-np.inf], [0], [3e38], [np.nan]]
+    np.testing.assert_array_equal(run(name, data, wild, cols)[5:6], alone)
+
+
+def test_a_row_is_alone():
+    """A row's NaN is not another row's."""
+    data, _ = random_weights("F32", 40, 45)
+    x = activations(3, 45)
+    before = run("F32", data, x, 45)
+    data.view(np.float32)[[3, 39]] = np.nan
+    after = run("F32", data, x, 45)
+    assert np.isnan(after[:, [3, 39]]).all()
+    kept = np.setdiff1d(np.arange(40), [3, 39])
+    np.testing.assert_array_equal(after[:, kept], before[:, kept])
