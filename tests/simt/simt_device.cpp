@@ -2,7 +2,7 @@
 //
 // The simt device: gpu::Device on the CPU, with a thread that takes what queues commit, so that host and
 // device run side by side as on a GPU. The kernels are the libraries that tests/gpu/simt.py builds of each
-// .metal file; ESKER_SIMT_KERNELS names them, with colons between. What may overlap (dispatches without a barrier between) runs in the
+// .metal file; ESKER_SIMT_KERNEL_LIBRARIES names them, with colons between. What may overlap (dispatches without a barrier between) runs in the
 // order of ESKER_SIMT_ORDER, as do the lanes of each: forward, reverse or random. All must give the same.
 #include <dlfcn.h>
 
@@ -231,7 +231,7 @@ class SimtQueue final : public Queue {
 class SimtDevice final : public Device {
  public:
   SimtDevice() {
-    std::istringstream paths(std::getenv("ESKER_SIMT_KERNELS") ? std::getenv("ESKER_SIMT_KERNELS") : "");
+    std::istringstream paths(std::getenv("ESKER_SIMT_KERNEL_LIBRARIES") ? std::getenv("ESKER_SIMT_KERNEL_LIBRARIES") : "");
     for (std::string path; std::getline(paths, path, ':');) {
       const Library& library = libraries_.emplace_back(path);
       for (size_t i = 0; i < library.count(); ++i) kernels_[library.name(i)] = {&library, i};

@@ -54,6 +54,7 @@ class GpuBackend final : public Backend {
              .where = {},
              .hint = "run it on the cpu backend"});
     }
+    check_records();
     load_weights();
     queue_ = device_->queue();
     rounds_ = device_->queue();
@@ -126,7 +127,7 @@ class GpuBackend final : public Backend {
         small_[at] = {nullptr, small_bytes};
         small_bytes += (w.rows * w.cols * sizeof(float) + 63) / 64 * 64;
       }
-      wrapped_.push_back(device_->wrap(w.data, w.bytes, role_name(ref.role)));
+      wrapped_.push_back(placed_matrix(w, role_name(ref.role)));
       matrices_[at] = {wrapped_.back().get(), 0};
     };
     for (size_t r = 0; r < kRoles; ++r) {
@@ -143,6 +144,39 @@ class GpuBackend final : public Backend {
       small_[at].memory = small_memory_.get();
       std::memcpy(small_memory_->host() + small_[at].offset, small.get(ref),
                   w.rows * w.cols * sizeof(float));
+    }
+  }
+
+  // Kernels load a block in words as wide as its size allows; a file may lie less well.
+  static uint64_t alignment_of(WeightType type) {
+    const uint64_t bytes = weight_type_info(type).block_elements == 1 ? 16 : weight_type_info(type).block_bytes;
+    return std::min<uint64_t>(16, bytes & (~bytes + 1));
+  }
+
+  std::unique_ptr<DeviceMemory> placed_matrix(const Weight& w, const char* what) {
+    if (reinterpret_cast<uintptr_t>(w.data) % alignment_of(w.type) == 0) {
+      return device_->wrap(w.data, w.bytes, what);
+    }
+    std::unique_ptr<DeviceMemory> copy = device_->allocate(w.bytes, what);
+    std::memcpy(copy->host(), w.data, w.bytes);
+    return copy;
+  }
+
+  // Records are read where they land.
+  void check_records() const {
+    for (uint32_t i = 0; i < config_.n_layer; ++i) {
+      const ExpertLayout& e = weights_.experts(i);
+      const std::pair<WeightType, uint64_t> pieces[] = {
+          {e.gate_type, e.gate_offset}, {e.up_type, e.up_offset}, {e.down_type, e.down_offset}};
+      for (const auto& [type, offset] : pieces) {
+        if (offset % alignment_of(type) == 0) continue;
+        raise(ErrorKind::kUsage, "gpu",
+              {.what = "an expert's matrix begins where the kernels cannot read it",
+               .got = "offset " + std::to_string(offset) + " in the record",
+               .want = "a multiple of " + std::to_string(alignment_of(type)),
+               .where = "layer " + std::to_string(i) + ", " + weight_type_info(type).name,
+               .hint = "run it on the cpu backend, or requantise its experts to one type"});
+      }
     }
   }
 

@@ -25,8 +25,9 @@ Launch tiled_launch(const char* base, WeightType type, const Args& args, const T
                     std::vector<Operand> operands, Extent groups) {
   Launch l = make_launch(kernel_name(base, type, t.rows, t.threadgroup_table && has_codebook(type)), args,
                          std::move(operands), groups, 32 * t.simdgroups);
-  l.constants = {Constant{kLanesConstant, t.lanes}, Constant{kSplitConstant, t.split}};
-  l.n_constants = 2;
+  l.constants = {Constant{kLanesConstant, t.lanes}, Constant{kSplitConstant, t.split},
+                 Constant{kTokensConstant, args.tokens}};
+  l.n_constants = 3;
   return l;
 }
 

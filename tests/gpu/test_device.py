@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Whole models on the simt device: lowering, backend and kernels together, next to the CPU backend."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import esker
+import numpy as np
+import pytest
+from device_library import FILES, environment
+from esker import _core, cli
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+MODELS = ["demo", "mq-mix1", "mq-mix2", "micro-f32"]
+SMALL = "micro-f32"  # the fastest here
+# Both sides add floats, in another order: logits have a standard deviation of 1.4 to 3.5.
+LIMIT = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def simt_device(monkeypatch):
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ESKER_SIMT_ORDER", raising=False)
+
+
+def model(name, backend, **options):
+    path = None if name == "demo" else str(ORACLE / f"{name}.gguf")
+    return esker.Model(path, backend=backend, **options)
+
+
+def tokens(n):
+    return [(37 * i + i * i) % 400 for i in range(n)]
+
+
+def logits(name, backend, ids, **options):
+    with model(name, backend, **options) as m:
+        return m.logits(ids)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("n", [3, 21])
+def test_logits_are_the_cpu_backends(name, n):
+    ours, theirs = (logits(name, backend, tokens(n)) for backend in ("simt", "cpu"))
+    assert np.abs(ours - theirs).max() <= LIMIT
+
+
+def test_logits_beyond_the_attention_budget():
+    """A query attends to the blocks that the indexer chose for it, a window's as a prompt's."""
+    budget = _core.file_info(str(ORACLE / f"{SMALL}.gguf"))["config"]["index_budget"]
+    ids = tokens(budget + 22)
+    ours, theirs = (logits(SMALL, backend, ids) for backend in ("simt", "cpu"))
+    assert np.abs(ours - theirs).max() <= LIMIT
+    ours, theirs = (decoded(SMALL, backend, ids[:-3], 3)[0] for backend in ("simt", "cpu"))
+    assert np.abs(ours - theirs).max() <= LIMIT
+
+
+def decoded(name, backend, prompt, n, **options):
+    """Logits of the prompt's end and of n greedy tokens; the tokens; the counters."""
+    with model(name, backend, **options) as m:
+        session = m.session()
+        session.prefill(prompt)
+        rows, picked = [session.logits()], []
+        for _ in range(n):
+            picked.append(int(rows[-1].argmax()))
+            session.decode(picked[-1])
+            rows.append(session.logits())
+        return np.stack(rows), picked, m.counters
+
+
+@pytest.mark.parametrize("name", ["demo", "mq-mix2"])
+def test_greedy_text_is_the_cpu_backends(name):
+    ours, our_tokens, _ = decoded(name, "simt", tokens(9), 5)
+    theirs, their_tokens, _ = decoded(name, "cpu", tokens(9), 5)
+    assert our_tokens == their_tokens
+    assert np.abs(ours - theirs).max() <= LIMIT
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"slots": 5}, {"slots": 5, "read_ahead": 2, "read_ahead_2": 1}, {"slots": 8, "split_turn": False}],
+    ids=["rounds", "read-ahead", "unsplit"],
+)
+def test_streaming_gives_the_bits_of_resident(options):
+    whole, whole_tokens, _ = decoded(SMALL, "simt", tokens(30), 6)
+    tight, tight_tokens, counters = decoded(SMALL, "simt", tokens(30), 6, **options)
+    assert counters["demand_misses"] > 0 and counters["evictions"] > 0
+    assert tight_tokens == whole_tokens
+    assert np.array_equal(tight, whole)
+
+
+@pytest.mark.parametrize("order", ["reverse", "random"])
+def test_order_of_threads_and_of_kernels_without_a_barrier_between(order, monkeypatch):
+    """What may overlap runs in another order: a barrier that lacks shows."""
+    first, _, _ = decoded(SMALL, "simt", tokens(20), 4, slots=5)
+    monkeypatch.setenv("ESKER_SIMT_ORDER", order)
+    second, _, _ = decoded(SMALL, "simt", tokens(20), 4, slots=5)
+    assert np.array_equal(first, second)
+
+
+def test_chunks_of_a_prompt_make_no_difference():
+    ids = tokens(41)
+    with model(SMALL, "simt") as m:
+        whole, parts = m.logits(ids), m.logits(ids, chunk=7)
+    assert np.abs(whole - parts).max() <= LIMIT
+
+
+def test_cache_prior_picks_what_the_cpu_backend_picks():
+    options = {"slots": 6, "cache_prior": 0.85, "protect": 2}
+    ours, our_tokens, our_counters = decoded(SMALL, "simt", tokens(12), 10, **options)
+    theirs, their_tokens, their_counters = decoded(SMALL, "cpu", tokens(12), 10, **options)
+    assert our_counters["displaced"] == their_counters["displaced"] > 0
+    assert our_counters["bytes_read"] == their_counters["bytes_read"]
+    assert our_tokens == their_tokens
+    assert np.abs(ours - theirs).max() <= LIMIT
+
+
+def test_a_missing_kernel_is_one_clear_error(monkeypatch):
+    kernels = environment([file for file in FILES if file != "delta"])
+    monkeypatch.setenv("ESKER_SIMT_KERNEL_LIBRARIES", kernels["ESKER_SIMT_KERNEL_LIBRARIES"])
+    with model(SMALL, "simt") as m, pytest.raises(esker.DeviceError, match="gdn_conv"):
+        m.logits([1, 2])
+
+
+def test_a_missing_library_is_one_clear_error(monkeypatch):
+    monkeypatch.setenv("ESKER_SIMT_LIBRARY", "/nowhere/libdevice.so")
+    with pytest.raises(esker.UsageError, match="/nowhere/libdevice.so"):
+        model("demo", "simt")
+
+
+def test_ctrl_c_leaves_the_session_usable():
+    with model(SMALL, "simt") as m:
+        session = m.session()
+        session.prefill(tokens(3))
+        before = session.checkpoint()
+        session.decode(7)
+        wanted = session.logits()
+        session.rewind(before)
+        timer = threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT))
+        timer.start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            session.prefill(tokens(300))
+        assert time.monotonic() - begin < 20  # the device runs out its layer; no hang
+        timer.join()
+        session.rewind(before)
+        session.decode(7)
+        assert np.array_equal(session.logits(), wanted)
+
+
+def test_tune_sweeps_and_says_what_it_found(capsys):
+    assert cli.main(["tune", "--backend", "simt", "--quick", "--json", "--only", "gate_up", "--model", str(ORACLE / f"{SMALL}.gguf")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stored"] is None and found["choices"]
+    for choice in found["choices"]:
+        assert choice["use"] == "gate_up" and choice["ns"] > 0 and choice["bytes"] > 0
+        assert choice["ns"] <= choice["table_ns"]
