@@ -194,9 +194,12 @@ class Builder {
       for (BufferId id : g_.ops[static_cast<size_t>(i)].in) touch(id);
       for (BufferId id : g_.ops[static_cast<size_t>(i)].out) touch(id);
     }
-    // The host looks at guesses while the device goes on, at most to the next cut.
+    // The host looks at what was picked while the device goes on to the cut, and at guesses while it goes
+    // on to the next one.
     for (size_t i = 0; i < g_.segments.size(); ++i) {
       const int32_t until = i + 1 < g_.segments.size() ? g_.segments[i + 1].cut : next_op() - 1;
+      BufferDesc& wanted = g_.buffers[static_cast<size_t>(g_.segments[i].wanted)];
+      wanted.last_op = std::max(wanted.last_op, g_.segments[i].cut);
       for (const BufferId id : g_.segments[i].guesses) {
         if (id != kNoBuffer) g_.buffers[static_cast<size_t>(id)].last_op = until;
       }

@@ -81,7 +81,7 @@ def test_greedy_text_is_the_cpu_backends(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"slots": 5}, {"slots": 5, "read_ahead": 2, "read_ahead_2": 1}, {"slots": 8, "split_turn": False}],
+    [{"slots": 5}, {"slots": 5, "read_ahead": 2, "read_ahead_2": 1}, {"slots": 5, "read_ahead": 2, "split_turn": False}],
     ids=["rounds", "read-ahead", "unsplit"],
 )
 def test_streaming_gives_the_bits_of_resident(options):
@@ -109,9 +109,9 @@ def test_chunks_of_a_prompt_make_no_difference():
 
 
 def test_cache_prior_picks_what_the_cpu_backend_picks():
-    options = {"slots": 6, "cache_prior": 0.85, "protect": 2}
-    ours, our_tokens, our_counters = decoded(SMALL, "simt", tokens(12), 10, **options)
-    theirs, their_tokens, their_counters = decoded(SMALL, "cpu", tokens(12), 10, **options)
+    options = {"arena": "25%", "cache_prior": 0.85, "protect": 2}
+    ours, our_tokens, our_counters = decoded("demo", "simt", tokens(6), 6, **options)
+    theirs, their_tokens, their_counters = decoded("demo", "cpu", tokens(6), 6, **options)
     assert our_counters["displaced"] == their_counters["displaced"] > 0
     assert our_counters["bytes_read"] == their_counters["bytes_read"]
     assert our_tokens == their_tokens

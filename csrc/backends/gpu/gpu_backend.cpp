@@ -329,14 +329,30 @@ class GpuBackend final : public Backend {
       }
     };
     await(poll, [&](int64_t ns) { return reached_->wait(base + 2 * s + 1, ns); });
-    const std::span<const int32_t> wanted = ints(segment.wanted);
-    turns.begin_turn(segment.layer, ints(segment.picks), wanted.first(what.has_prior ? wanted.size() : 0));
+    const std::span<const int32_t> picks = ints(segment.picks);
+    const std::span<const int32_t> wanted = ints(segment.wanted).first(what.has_prior ? picks.size() : 0);
+    check_picks(segment.layer, picks);
+    check_picks(segment.layer, wanted);
+    turns.begin_turn(segment.layer, picks, wanted);
     if (!turns.splits_turn()) guess();
     finish_turn(lowering, graph, run, what, turns, poll, s);
     copy_favoured(run, static_cast<size_t>(segment.layer) + 1);
     go_->set(base + s + 1);
     if (turns.splits_turn()) guess();
     turns.after_turn(segment.layer);
+  }
+
+  // What a device gone wrong says must not become an index.
+  void check_picks(int layer, std::span<const int32_t> picks) const {
+    for (const int32_t e : picks) {
+      if (e >= 0 && static_cast<uint32_t>(e) < config_.n_expert) continue;
+      raise(ErrorKind::kDevice, "gpu",
+            {.what = "the device picked an expert that is not there",
+             .got = std::to_string(e),
+             .want = "0 to " + std::to_string(config_.n_expert - 1),
+             .where = "layer " + std::to_string(layer),
+             .hint = "run it on the cpu backend, and report this with the device's name"});
+    }
   }
 
   // Rounds before the last run on a queue of their own, while the run's waits at its cut. Where all
