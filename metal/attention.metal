@@ -40,8 +40,8 @@ inline float value_at(thread const BlockMean& block, uint i) {
   return sum / float(block.ratio);
 }
 
-// to = rope(rms(row; gamma)) by a simdgroup: pairs (j, j + n_rope / 2) turn by the angles in `turn`, cosines
-// first. All its lanes must call this.
+// to = rope(rms(row; gamma)) by a simdgroup, all of whose lanes call this: pairs (j, j + n_rope / 2) turn by
+// the angles of `turn`, n_rope / 2 cosines and as many sines.
 template <typename Row>
 inline void norm_and_turn(thread const Row& row, device const float* gamma, device const float* turn,
                           device float* to, uint d, uint n_rope, float eps, uint lane) {
@@ -142,7 +142,8 @@ inline void norm_and_turn(thread const Row& row, device const float* gamma, devi
 
 // --- scores of blocks
 
-enum { kScoreTokens = 4, kScoreHeads = 4, kScoreSums = 4 * kScoreTokens * kScoreHeads };
+enum { kScoreTokens = 4, kScoreHeads = 4, kBlockSums = 4 * kScoreTokens * kScoreHeads };
+enum { kScoreThreads = 128, kScoreBlocks = 64 };  // 8 lanes share a block, a simdgroup takes 16
 
 // Blocks that a query at `position` sees whole.
 inline uint whole_blocks(constant BlockSelectArgs& args, uint token) {
@@ -164,8 +165,8 @@ inline uint whole_blocks(constant BlockSelectArgs& args, uint token) {
   const uint first_token = group.y * kScoreTokens;
   const uint n_tokens = min(args.tokens - first_token, uint(kScoreTokens));
   const uint blocks = whole_blocks(args, first_token + n_tokens - 1);  // as the last of the tokens sees them
-  const uint first = group.x * kDotKeys + 16 * simdgroup_index;
-  if (blocks <= args.keep || group.x * kDotKeys >= blocks) return;
+  const uint first = group.x * kScoreBlocks + 16 * simdgroup_index;
+  if (blocks <= args.keep || group.x * kScoreBlocks >= blocks) return;
 
   const uint width = args.d / 4;
   device const float4* queries4 = (device const float4*)queries;
@@ -177,7 +178,7 @@ inline uint whole_blocks(constant BlockSelectArgs& args, uint token) {
   float total[2] = {0.0f, 0.0f};
   for (uint first_head = 0; first_head < args.n_head; first_head += kScoreHeads) {
     if (first_head > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = thread_index; i < kScoreTokens * kScoreHeads * kRow; i += kDotThreads) {
+    for (uint i = thread_index; i < kScoreTokens * kScoreHeads * kRow; i += kScoreThreads) {
       const uint token = i / (kScoreHeads * kRow);
       const uint head = first_head + i / kRow % kScoreHeads;
       const uint c = i % kRow;
@@ -191,9 +192,9 @@ inline uint whole_blocks(constant BlockSelectArgs& args, uint token) {
     if (first >= blocks) continue;
 
     // Sums of [token][key][head].
-    float sums[kScoreSums];
+    float sums[kBlockSums];
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < kScoreSums; ++i) sums[i] = 0.0f;
+    for (uint i = 0; i < kBlockSums; ++i) sums[i] = 0.0f;
     for (uint c = part; c < width; c += 8) {
       const float4 k[4] = {keys4[rows[0] + c], keys4[rows[1] + c], keys4[rows[2] + c], keys4[rows[3] + c]};
 #pragma clang loop unroll(full)
@@ -231,7 +232,8 @@ inline uint whole_blocks(constant BlockSelectArgs& args, uint token) {
 
 // --- the best blocks
 
-enum { kSelectThreads = 1024, kSelectSimds = kSelectThreads / 32, kTile = 128, kBins = 2048 };
+enum { kSelectThreads = 1024, kSelectSimds = kSelectThreads / 32, kBins = 2048 };
+enum { kTile = 128 };  // scores that a simdgroup loads at a time
 enum { kNoBin = 0xffffffffu };
 
 // Scores are not negative, so their bits have their order; NaN counts as 0.
@@ -239,8 +241,8 @@ inline uint score_key(float score) {
   return score > 0.0f ? as_type<uint>(score) : 0u;
 }
 
-// Keys of scores [i, i + 4) of the n; 0 for those that are not there, which come after all that are and so are
-// never chosen.
+// Keys of scores [i, i + 4) of the n; 0 for those that are not there, which come after all others and so
+// are never chosen.
 inline uint4 score_keys(device const float* scores, uint i, uint n) {
   if (i >= n) return uint4{0u, 0u, 0u, 0u};
   const float4 s = *(device const float4*)(scores + i);
@@ -254,6 +256,13 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
   if (key != 0 && key >> (shift + bits) == above) {
     atomic_fetch_add_explicit(&bins[key >> shift & ((1u << bits) - 1u)], 1u, memory_order_relaxed);
   }
+}
+
+inline uint count_larger(uint4 keys, uint least) {
+  return uint(keys.x > least) + uint(keys.y > least) + uint(keys.z > least) + uint(keys.w > least);
+}
+inline uint count_equal(uint4 keys, uint least) {
+  return uint(keys.x == least) + uint(keys.y == least) + uint(keys.z == least) + uint(keys.w == least);
 }
 
 // The keep best of the n blocks that a token sees whole. The keep-th largest key is found digit by digit
@@ -285,8 +294,8 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
   const uint begin = ulong(simdgroup_index) * tiles / kSelectSimds * kTile;
   const uint end = min(uint(ulong(simdgroup_index + 1) * tiles / kSelectSimds * kTile), n);
 
-  uint least = 0;          // the digits found so far, at last the keep-th largest key
-  uint want = args.keep;   // how many of those with these digits are chosen
+  uint least = 0;         // the digits found so far, at last the keep-th largest key
+  uint want = args.keep;  // how many of those with these digits are chosen
   for (uint digit = 0; digit < 3; ++digit) {
     const uint bits = digit == 0 ? 11 : 10;
     const uint shift = 20 - 10 * digit;
@@ -336,10 +345,8 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
   uint equal = 0;
   for (uint i = begin + 4 * lane; i < end; i += kTile) {
     const uint4 key = score_keys(row, i, n);
-    for (uint e = 0; e < 4; ++e) {
-      larger += uint(key[e] > least);
-      equal += uint(key[e] == least);
-    }
+    larger += count_larger(key, least);
+    equal += count_equal(key, least);
   }
   larger = simd_sum(larger);
   equal = simd_sum(equal);
@@ -356,13 +363,11 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
   for (uint tile = begin; tile < end; tile += kTile) {
     const uint i = tile + 4 * lane;
     const uint4 key = score_keys(row, i, n);
-    uint own = 0;  // larger in the low half, equal in the high one
-    for (uint e = 0; e < 4; ++e) {
-      own += key[e] > least ? 1u : key[e] == least ? 0x10000u : 0u;
-    }
+    const uint own = count_larger(key, least) | count_equal(key, least) << 16;
     const uint before = simd_prefix_exclusive_sum(own);
     uint l = larger + (before & 0xffffu);
     uint q = equal + (before >> 16);
+#pragma clang loop unroll(full)
     for (uint e = 0; e < 4; ++e) {
       const bool is_larger = key[e] > least;
       const bool is_equal = key[e] == least;
@@ -370,18 +375,18 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
       l += uint(is_larger);
       q += uint(is_equal);
     }
-    const uint sum = simd_sum(own);
-    larger += sum & 0xffffu;
-    equal += sum >> 16;
+    const uint all = simd_sum(own);
+    larger += all & 0xffffu;
+    equal += all >> 16;
   }
 }
 
 // --- attention
 
-// Where the spans of a token are joined differs, the bits do not: `attention` does it as it goes; with
-// attention_part the spans run side by side, and attention_join joins them in the same order.
+// Where a token's spans are joined differs, the bits do not: `attention` joins as it goes; with
+// attention_part the spans run side by side, and attention_join does the same sums in the same order.
 
-// For prompts.
+// For prompts: a group has all spans of its token.
 // Needs: d_head a multiple of 4 up to 256.
 // grid: groups (n_kv_head ceil((n_head / n_kv_head) / 12), tokens, 1) of 128 threads
 [[kernel]] void attention(constant AttentionArgs& args [[buffer(0)]],
@@ -417,7 +422,7 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
     attend_span<true>(a, shared, span, chunk, softmax, o);
 #pragma clang loop unroll(full)
     for (uint h = 0; h < kOwnHeads; ++h) {
-      threadgroup const float* s = shares + a.heads_from + h;
+      threadgroup const float* s = shares + a.first_own + h;
       all[h] = join(all[h], s[0], o[h], s[kHeads]);
     }
   }
@@ -425,7 +430,7 @@ inline void count_key(threadgroup atomic_uint* bins, uint key, uint above, uint 
   if (a.column >= a.width) return;
 #pragma clang loop unroll(full)
   for (uint h = 0; h < kOwnHeads; ++h) {
-    const uint own = a.heads_from + h;
+    const uint own = a.first_own + h;
     if (own < batch.count) {
       const ulong row = ulong(first_head + own) * a.width;
       const float4 gate = ((device const float4*)queries_and_gates)[2 * row + a.width + a.column];
@@ -471,7 +476,7 @@ inline ulong span_stats(constant AttentionArgs& args, ulong head, uint span) {
 
 #pragma clang loop unroll(full)
   for (uint h = 0; h < kOwnHeads; ++h) {
-    const uint own = a.heads_from + h;
+    const uint own = a.first_own + h;
     if (own < batch.count && a.column < a.width) {
       const ulong row = (ulong(first_head + own) * args.spans + span) * a.width;
       ((device float4*)parts)[row + a.column] = o[h];
@@ -488,6 +493,8 @@ inline ulong span_stats(constant AttentionArgs& args, ulong head, uint span) {
   }
 }
 
+enum { kJoinBatch = 8 };  // spans whose sums are loaded at a time
+
 // grid: groups (n_head, tokens, 1) of 64 threads
 [[kernel]] void attention_join(constant AttentionArgs& args [[buffer(0)]],
                                device const float* parts [[buffer(1)]],
@@ -502,15 +509,28 @@ inline ulong span_stats(constant AttentionArgs& args, ulong head, uint span) {
   if (column >= width) return;
   const ulong head = ulong(group.y) * args.n_head + group.x;
   device const float4* values = (device const float4*)parts + head * args.spans * width + column;
-  device const float* stats = parts + span_stats(args, head, 0);
+  device const float2* stats = (device const float2*)(parts + span_stats(args, head, 0));
   float top = -INFINITY;
   float sum = 0.0f;
   float4 o = float4(0.0f);
-  for (uint i = 0; i < spans; ++i) {
-    const Shares s = share(top, stats[2 * i]);
-    top = s.top;
-    sum = join(sum, s.before, stats[2 * i + 1], s.next);
-    o = join(o, s.before, values[i * width], s.next);
+  for (uint i = 0; i < spans; i += kJoinBatch) {
+    float4 v[kJoinBatch];
+    float2 stat[kJoinBatch];
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < kJoinBatch; ++j) {
+      const uint span = min(i + j, spans - 1);
+      v[j] = values[span * width];
+      stat[j] = stats[span];
+    }
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < kJoinBatch; ++j) {
+      if (i + j < spans) {
+        const Shares s = share(top, stat[j].x);
+        top = s.top;
+        sum = join(sum, s.before, stat[j].y, s.next);
+        o = join(o, s.before, v[j], s.next);
+      }
+    }
   }
   const float4 gate = ((device const float4*)queries_and_gates)[(2 * head + 1) * width + column];
   ((device float4*)out)[head * width + column] = finish(o, sum, gate);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Dot products of many keys with many queries, and attention over one token's keys: chunk by chunk, span by
-// span. Held by a threadgroup of kDotThreads threads; every function here is called by all of them.
+// span. A threadgroup's functions; all its threads call them.
 #pragma once
 
 #include <metal_stdlib>
@@ -11,8 +11,6 @@
 
 using namespace metal;
 
-// 8 lanes share a key, a simdgroup takes 16 keys.
-enum { kDotThreads = 128, kDotKeys = 16 * kDotThreads / 32 };
 // The widest head, and a row of queries in threadgroup memory, in float4.
 enum { kWidthMost = 256, kRow = kWidthMost / 4 };
 
@@ -34,10 +32,14 @@ inline void add_across(thread float* sums, bool upper, ushort mask) {
 
 // --- who attends to what
 
-// A threadgroup has one token and up to 12 query heads of one kv head, which share every load of a key and
-// of a value: each simdgroup keeps the softmax of 3 heads, each thread 4 columns of the values of 6.
-enum { kHeads = 12, kStatHeads = kHeads * 32 / kDotThreads, kOwnHeads = kHeads / 2 };
-static_assert(uint(kAttentionChunk) == uint(kDotKeys), "a chunk is what the group scores at a time");
+// A threadgroup has one token and up to 12 query heads of one kv head, which share the loads of keys and
+// values. Its keys are cut into chunks of 64.
+// Scores: 8 lanes share a key, a simdgroup takes 16 keys and all heads. Softmax: a simdgroup takes 3 heads.
+// Values: a thread takes 4 columns and 6 heads.
+enum { kHeads = 12, kAttendThreads = 128, kStatHeads = 3, kOwnHeads = 6 };
+enum { kScoreSums = 4 * kHeads };
+enum { kValueBatch = 8 };  // values that a thread loads at a time
+static_assert(uint(kAttentionChunk) == 64u, "16 keys a simdgroup; two a lane for the softmax");
 
 // One token's keys in order: those of the selected blocks, then those that no block has.
 struct KeyList {
@@ -96,7 +98,7 @@ struct Attender {
   uint stride;  // of a position
   float scale;
   uint simdgroup_index, lane;
-  uint column, heads_from;  // of the sums of values that this thread has
+  uint column, first_own;  // of the sums of values that this thread has
 };
 
 inline Attender make_attender(constant AttentionArgs& args, device const float* keys,
@@ -112,7 +114,7 @@ inline Attender make_attender(constant AttentionArgs& args, device const float* 
   a.simdgroup_index = simdgroup_index;
   a.lane = lane;
   a.column = simdgroup_index % 2 * 32 + lane;
-  a.heads_from = simdgroup_index / 2 * kOwnHeads;
+  a.first_own = simdgroup_index / 2 * kOwnHeads;
   return a;
 }
 
@@ -130,7 +132,7 @@ struct Shared {
 inline void load_queries(thread const Attender& a, device const float* q, uint first_head, uint n_heads,
                          threadgroup float4* to) {
   device const float4* from = (device const float4*)q + ulong(first_head) * a.width;
-  for (uint i = 32 * a.simdgroup_index + a.lane; i < kHeads * kRow; i += kDotThreads) {
+  for (uint i = 32 * a.simdgroup_index + a.lane; i < kHeads * kRow; i += kAttendThreads) {
     const uint head = i / kRow;
     const uint column = i % kRow;
     if (column < a.width) to[i] = head < n_heads ? from[head * a.width + column] : float4(0.0f);
@@ -140,8 +142,8 @@ inline void load_queries(thread const Attender& a, device const float* q, uint f
 
 // --- softmax
 
-// Of a simdgroup's three heads: the largest score and the sum of e^(score - top), of the span at hand and of
-// all spans before it.
+// Of a simdgroup's heads: the largest score and the sum of e^(score - top), of the span at hand and of all
+// spans so far.
 struct Softmax {
   float top[kStatHeads], sum[kStatHeads];
   float all_top[kStatHeads], all_sum[kStatHeads];
@@ -149,7 +151,17 @@ struct Softmax {
 
 inline void start_all(thread Softmax& softmax) {
 #pragma clang loop unroll(full)
-  for (uint r = 0; r < kStatHeads; ++r) softmax.all_top[r] = -INFINITY, softmax.all_sum[r] = 0.0f;
+  for (uint r = 0; r < kStatHeads; ++r) {
+    softmax.all_top[r] = -INFINITY;
+    softmax.all_sum[r] = 0.0f;
+  }
+}
+inline void start_span(thread Softmax& softmax) {
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < kStatHeads; ++r) {
+    softmax.top[r] = -INFINITY;
+    softmax.sum[r] = 0.0f;
+  }
 }
 
 // What sums with the one top and sums with the other count for when they are joined.
@@ -181,18 +193,18 @@ inline float4 finish(float4 o, float sum, float4 gate) {
 // Scores of the n keys from first_key on to `weights`, and where they lie to `rows`.
 inline void score_chunk(thread const Attender& a, threadgroup const float4* q, uint first_key, uint n,
                         threadgroup float* weights, threadgroup ulong* rows) {
-  const uint first = 16 * a.simdgroup_index;
-  if (first >= n) return;
+  if (16 * a.simdgroup_index >= n) return;
   const uint part = a.lane % 8;
+  const uint first = 16 * a.simdgroup_index + a.lane / 8;  // of the lane's keys, which are 4 apart
   ulong row[4];
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; ++i) {
-    const uint key = min(first + 4 * i + a.lane / 8, n - 1);
-    row[i] = ulong(key_position(a.list, first_key + key)) * a.stride;
+    row[i] = ulong(key_position(a.list, first_key + min(first + 4 * i, n - 1))) * a.stride;
+    if (part == i && first + 4 * i < n) rows[first + 4 * i] = row[i];
   }
-  float sums[4 * kHeads];  // [key][head]
+  float sums[kScoreSums];  // [key][head]
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < 4 * kHeads; ++i) sums[i] = 0.0f;
+  for (uint i = 0; i < kScoreSums; ++i) sums[i] = 0.0f;
   for (uint c = part; c < a.width; c += 8) {
     float4 k[4];
 #pragma clang loop unroll(full)
@@ -204,23 +216,20 @@ inline void score_chunk(thread const Attender& a, threadgroup const float4* q, u
       for (uint i = 0; i < 4; ++i) sums[i * kHeads + h] = add_dot(x, k[i], sums[i * kHeads + h]);
     }
   }
-  add_across<24>(sums, (part & 4u) != 0, 4);
-  add_across<12>(sums, (part & 2u) != 0, 2);
-  add_across<6>(sums, (part & 1u) != 0, 1);
-  // Left are the sums of key part / 2 with half of the heads.
-  const uint key = first + 4 * (part / 2) + a.lane / 8;
+  add_across<kScoreSums / 2>(sums, (part & 4u) != 0, 4);
+  add_across<kScoreSums / 4>(sums, (part & 2u) != 0, 2);
+  add_across<kScoreSums / 8>(sums, (part & 1u) != 0, 1);
+  // Left are 6 heads of one key.
+  const uint key = first + 4 * (part / 2);
   if (key >= n) return;
   threadgroup float* to = weights + key * kHeads + part % 2 * 6;
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 6; ++i) to[i] = sums[i] * a.scale;
-  const ulong low = (part & 2u) != 0 ? row[1] : row[0];
-  const ulong high = (part & 2u) != 0 ? row[3] : row[2];
-  if (part % 2 == 0) rows[key] = (part & 4u) != 0 ? high : low;
 }
 
 // Scores to weights e^(score - top). Where a chunk raises the top, what was summed up before it fades.
-inline void weigh_chunk(thread const Attender& a, uint n, threadgroup float* weights, threadgroup float* fade,
-                        thread Softmax& softmax) {
+inline void weigh_chunk(thread const Attender& a, uint n, threadgroup float* weights,
+                        threadgroup float* fade, thread Softmax& softmax) {
 #pragma clang loop unroll(full)
   for (uint r = 0; r < kStatHeads; ++r) {
     const uint h = a.simdgroup_index * kStatHeads + r;
@@ -243,14 +252,14 @@ inline void weigh_chunk(thread const Attender& a, uint n, threadgroup float* wei
 inline void join_span(thread const Attender& a, threadgroup float* shares, thread Softmax& softmax) {
 #pragma clang loop unroll(full)
   for (uint r = 0; r < kStatHeads; ++r) {
+    const uint h = a.simdgroup_index * kStatHeads + r;
     const Shares s = share(softmax.all_top[r], softmax.top[r]);
     softmax.all_top[r] = s.top;
     softmax.all_sum[r] = join(softmax.all_sum[r], s.before, softmax.sum[r], s.next);
     if (a.lane == 0) {
-      threadgroup float* to = shares + a.simdgroup_index * kStatHeads + r;
-      to[0] = s.before;
-      to[kHeads] = s.next;
-      to[2 * kHeads] = softmax.all_sum[r];
+      shares[h] = s.before;
+      shares[kHeads + h] = s.next;
+      shares[2 * kHeads + h] = softmax.all_sum[r];
     }
   }
 }
@@ -269,14 +278,14 @@ inline void add_value(float4 v, threadgroup const float* weights, thread float4*
 inline void add_values(thread const Attender& a, threadgroup const ulong* rows,
                        threadgroup const float* weights, uint n, thread float4* o) {
   device const float4* values = a.values + a.column;
-  threadgroup const float* w = weights + a.heads_from;
+  threadgroup const float* w = weights + a.first_own;
   uint i = 0;
-  for (; i + 4 <= n; i += 4) {
-    float4 v[4];
+  for (; i + kValueBatch <= n; i += kValueBatch) {
+    float4 v[kValueBatch];
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < 4; ++j) v[j] = values[rows[i + j]];
+    for (uint j = 0; j < kValueBatch; ++j) v[j] = values[rows[i + j]];
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < 4; ++j) add_value(v[j], w + (i + j) * kHeads, o);
+    for (uint j = 0; j < kValueBatch; ++j) add_value(v[j], w + (i + j) * kHeads, o);
   }
   for (; i < n; ++i) add_value(values[rows[i]], w + i * kHeads, o);
 }
@@ -284,14 +293,13 @@ inline void add_values(thread const Attender& a, threadgroup const ulong* rows,
 // One span: o becomes the thread's sums of values, softmax.top and .sum are the span's. `chunk` counts the
 // chunks that the group has done. With kJoin the span is joined to those before it, but for o.
 template <bool kJoin>
-inline void attend_span(thread const Attender& a, thread const Shared& shared, uint span, thread uint& chunk,
-                        thread Softmax& softmax, thread float4* o) {
+inline void attend_span(thread const Attender& a, thread const Shared& shared, uint span,
+                        thread uint& chunk, thread Softmax& softmax, thread float4* o) {
   const uint chunks = count_chunks(a.list);
   const uint spans = count_spans(a.list);
   const uint begin = span * chunks / spans;
   const uint end = (span + 1) * chunks / spans;
-#pragma clang loop unroll(full)
-  for (uint r = 0; r < kStatHeads; ++r) softmax.top[r] = -INFINITY, softmax.sum[r] = 0.0f;
+  start_span(softmax);
 #pragma clang loop unroll(full)
   for (uint h = 0; h < kOwnHeads; ++h) o[h] = float4(0.0f);
   for (uint i = begin; i < end; ++i, ++chunk) {
@@ -306,7 +314,7 @@ inline void attend_span(thread const Attender& a, thread const Shared& shared, u
     if (a.column >= a.width) continue;
     if (i > begin) {
 #pragma clang loop unroll(full)
-      for (uint h = 0; h < kOwnHeads; ++h) o[h] = o[h] * shared.fade[a.heads_from + h];
+      for (uint h = 0; h < kOwnHeads; ++h) o[h] = o[h] * shared.fade[a.first_own + h];
     }
     add_values(a, rows, weights, n, o);
   }

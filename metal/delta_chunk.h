@@ -32,6 +32,11 @@ enum {
 };
 static_assert(kOfWhole + 64 == kDeltaFloats, "the host's size of the scratch");
 
+// How many chunks a run has for the kernels of this file: they come in 32 tokens and three sizes of heads.
+inline uint whole_chunks(constant DeltaChunkArgs& args) {
+  return args.d == 64 || args.d == 128 || args.d == 256 ? args.tokens / kChunk : 0;
+}
+
 // The scratch of one value head and chunk, by one simdgroup: lane j has column j of A, P and M.
 // minus_a [32, 32]: the simdgroup's own.
 inline void prepare_head(threadgroup const float* kk, threadgroup const float* qk,
@@ -70,41 +75,7 @@ inline void prepare_head(threadgroup const float* kk, threadgroup const float* q
   for (uint i = lane; i < 64; i += 32) to[kOfWhole + i] = i / 8 == i % 8 ? whole : 0.0f;
 }
 
-inline uint beyond(uint all, uint from) { return all > from ? all - from : 0; }
-
-// An 8 x 8 tile of a matrix of which `rows` x `columns` exist from the tile's corner on; the rest is 0 and
-// is not read. kWhole: all exist. turned: the transpose of what lies there. edge [64]: the simdgroup's own.
-template <bool kWhole>
-inline void load_tile(thread simdgroup_float8x8& tile, device const float* from, ulong stride, uint rows,
-                      uint columns, bool turned, threadgroup float* edge, uint lane) {
-  if (kWhole) {
-    simdgroup_load(tile, from, stride, ulong2{0, 0}, turned);
-  } else {
-    for (uint e = lane; e < 64; e += 32) {
-      edge[e] = e / 8 < rows && e % 8 < columns ? from[e / 8 * stride + e % 8] : 0.0f;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    simdgroup_load(tile, edge, 8, ulong2{0, 0}, turned);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
-template <bool kWhole>
-inline void store_tile(thread simdgroup_float8x8& tile, device float* to, ulong stride, uint rows,
-                       uint columns, threadgroup float* edge, uint lane) {
-  if (kWhole) {
-    simdgroup_store(tile, to, stride);
-  } else {
-    simdgroup_store(tile, edge, 8);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint e = lane; e < 64; e += 32) {
-      if (e / 8 < rows && e % 8 < columns) to[e / 8 * stride + e % 8] = edge[e];
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-  }
-}
-
-// One chunk's part of a run, from its first token on; v, out: from the simdgroup's first column on.
+// One chunk's operands, from its first token on; v and out also from the simdgroup's first column on.
 struct ChunkRun {
   device const float* q;
   device const float* k;
@@ -113,165 +84,98 @@ struct ChunkRun {
   device float* out;
   ulong out_stride;
   device const float* prepared;
-  uint tokens, d, columns;  // that there are, from the first ones on
 };
 
-// y = x S, x the chunk's rows of q or of k.
-template <uint kTiles, uint kStrip, bool kWhole>
-inline void times_state(thread simdgroup_float8x8 (&y)[kRowTiles][kStrip], device const float* x,
-                        thread const ChunkRun& run, thread simdgroup_float8x8 (&s)[kTiles][kStrip],
-                        threadgroup float* edge, uint lane) {
-  simdgroup_float8x8 tile;
+// 8 columns of one chunk: writes O, and S becomes the state after it. All operands are tiles that lie in
+// registers or are loaded as they stand; M and P are triangular.
+template <uint kTiles>
+inline void run_chunk(thread simdgroup_float8x8 (&s)[kTiles], thread const ChunkRun& run) {
+  const simdgroup_float8x8 zero = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_float8x8 u[kRowTiles], o[kRowTiles], tile, sum;
 #pragma unroll
-  for (uint i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) y[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
+  for (uint i = 0; i < kRowTiles; ++i) u[i] = o[i] = zero;
 #pragma unroll
   for (uint k = 0; k < kTiles; ++k) {
 #pragma unroll
     for (uint i = 0; i < kRowTiles; ++i) {
-      load_tile<kWhole>(tile, x + 8 * i * run.stride + 8 * k, run.stride, beyond(run.tokens, 8 * i),
-                        beyond(run.d, 8 * k), false, edge, lane);
-#pragma unroll
-      for (uint j = 0; j < kStrip; ++j) simdgroup_multiply_accumulate(y[i][j], tile, s[k][j], y[i][j]);
+      simdgroup_load(tile, run.k + 8 * i * run.stride + 8 * k, run.stride);
+      simdgroup_multiply_accumulate(u[i], tile, s[k], u[i]);  // K S
+      simdgroup_load(tile, run.q + 8 * i * run.stride + 8 * k, run.stride);
+      simdgroup_multiply_accumulate(o[i], tile, s[k], o[i]);  // Q S
     }
   }
-}
-
-// A simdgroup's columns of one chunk: writes O, S becomes the state after it. All operands are tiles that
-// lie in registers or are loaded as they stand; M and P are triangular.
-template <uint kTiles, uint kStrip, bool kWhole>
-inline void run_chunk(thread simdgroup_float8x8 (&s)[kTiles][kStrip], thread const ChunkRun& run,
-                      threadgroup float* edge, uint lane) {
-  simdgroup_float8x8 y[kRowTiles][kStrip], u[kRowTiles][kStrip], tile, sum[kStrip];
-  times_state<kTiles, kStrip, kWhole>(y, run.k, run, s, edge, lane);
 #pragma unroll
   for (uint i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      load_tile<kWhole>(u[i][j], run.v + 8 * i * run.stride + 8 * j, run.stride, beyond(run.tokens, 8 * i),
-                        beyond(run.columns, 8 * j), false, edge, lane);
-    }
+    simdgroup_load(sum, run.v + 8 * i * run.stride, run.stride);
     simdgroup_load(tile, run.prepared + kOfMinusDecay + 64 * i, 8);
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) simdgroup_multiply_accumulate(u[i][j], tile, y[i][j], u[i][j]);
+    simdgroup_multiply_accumulate(u[i], tile, u[i], sum);  // R
   }
 #pragma unroll
-  for (uint n = 0; n < kRowTiles; ++n) {  // from the last row of tiles up, so that U takes the place of R
+  for (uint n = 0; n < kRowTiles; ++n) {  // from the last tile up, so that U takes the place of R
     const uint i = kRowTiles - 1 - n;
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) sum[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    sum = zero;
 #pragma unroll
     for (uint p = 0; p <= i; ++p) {
       simdgroup_load(tile, run.prepared + 8 * i * kChunk + 8 * p, kChunk);
-#pragma unroll
-      for (uint j = 0; j < kStrip; ++j) simdgroup_multiply_accumulate(sum[j], tile, u[p][j], sum[j]);
+      simdgroup_multiply_accumulate(sum, tile, u[p], sum);
     }
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) u[i][j] = sum[j];
+    u[i] = sum;
   }
-
-  times_state<kTiles, kStrip, kWhole>(y, run.q, run, s, edge, lane);
 #pragma unroll
   for (uint i = 0; i < kRowTiles; ++i) {
     simdgroup_load(tile, run.prepared + kOfDecay + 64 * i, 8);
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      sum[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_multiply_accumulate(sum[j], tile, y[i][j], sum[j]);
-    }
+    simdgroup_multiply_accumulate(o[i], tile, o[i], zero);
 #pragma unroll
     for (uint p = 0; p <= i; ++p) {
       simdgroup_load(tile, run.prepared + kOfP + 8 * i * kChunk + 8 * p, kChunk);
-#pragma unroll
-      for (uint j = 0; j < kStrip; ++j) simdgroup_multiply_accumulate(sum[j], tile, u[p][j], sum[j]);
+      simdgroup_multiply_accumulate(o[i], tile, u[p], o[i]);
     }
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      store_tile<kWhole>(sum[j], run.out + 8 * i * run.out_stride + 8 * j, run.out_stride,
-                         beyond(run.tokens, 8 * i), beyond(run.columns, 8 * j), edge, lane);
-    }
+    simdgroup_store(o[i], run.out + 8 * i * run.out_stride, run.out_stride);
   }
-
 #pragma unroll
   for (uint i = 0; i < kRowTiles; ++i) {
     simdgroup_load(tile, run.prepared + kOfRest + 64 * i, 8);
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      sum[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_multiply_accumulate(sum[j], tile, u[i][j], sum[j]);
-      u[i][j] = sum[j];
-    }
+    simdgroup_multiply_accumulate(u[i], tile, u[i], zero);
   }
-  simdgroup_float8x8 whole;
-  simdgroup_load(whole, run.prepared + kOfWhole, 8);
+  simdgroup_load(sum, run.prepared + kOfWhole, 8);
 #pragma unroll
   for (uint k = 0; k < kTiles; ++k) {
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      sum[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      simdgroup_multiply_accumulate(sum[j], whole, s[k][j], sum[j]);
-    }
+    simdgroup_multiply_accumulate(s[k], sum, s[k], zero);
 #pragma unroll
     for (uint i = 0; i < kRowTiles; ++i) {
-      load_tile<kWhole>(tile, run.k + 8 * i * run.stride + 8 * k, run.stride, beyond(run.tokens, 8 * i),
-                        beyond(run.d, 8 * k), true, edge, lane);
-#pragma unroll
-      for (uint j = 0; j < kStrip; ++j) simdgroup_multiply_accumulate(sum[j], tile, u[i][j], sum[j]);
+      simdgroup_load(tile, run.k + 8 * i * run.stride + 8 * k, run.stride, ulong2{0, 0}, true);
+      simdgroup_multiply_accumulate(s[k], tile, u[i], s[k]);
     }
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) s[k][j] = sum[j];
   }
 }
 
-// All chunks of a simdgroup's kStrip tiles of columns of one head, d <= 8 kTiles.
-template <uint kTiles, uint kStrip>
-inline void run_columns(constant DeltaChunkArgs& args, device const float* qkv, device const float* state_in,
-                        device float* state_out, device float* out, device const float* scratch, uint head,
-                        uint column, threadgroup float* edge, uint lane) {
-  const uint d = args.d, nk = args.n_key_head, nv = args.n_value_head;
-  const uint chunks = (args.tokens + kChunk - 1) / kChunk;
-  const ulong of_state = ulong(head) * d * d + column;
-  simdgroup_float8x8 s[kTiles][kStrip];
+// All chunks of 8 columns of one head, from `column` on; d = 8 kTiles.
+template <uint kTiles>
+inline void run_chunks(constant DeltaChunkArgs& args, device const float* qkv, device const float* state_in,
+                       device float* state_out, device float* out, device const float* scratch, uint head,
+                       uint column) {
+  enum { kHead = 8 * kTiles };
+  const uint nk = args.n_key_head, nv = args.n_value_head, chunks = whole_chunks(args);
+  const ulong of_state = ulong(head) * kHead * kHead + column;
+  simdgroup_float8x8 s[kTiles];
 #pragma unroll
-  for (uint k = 0; k < kTiles; ++k) {
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      load_tile<false>(s[k][j], state_in + of_state + ulong(8 * k) * d + 8 * j, d, beyond(d, 8 * k),
-                       beyond(d, column + 8 * j), false, edge, lane);
-    }
-  }
+  for (uint k = 0; k < kTiles; ++k) simdgroup_load(s[k], state_in + of_state + 8 * k * kHead, kHead);
   ChunkRun run;
-  run.q = qkv + ulong(head % nk) * d;
-  run.k = run.q + ulong(nk) * d;
-  run.v = qkv + (2 * ulong(nk) + head) * d + column;
-  run.stride = ulong(2 * nk + nv) * d;
-  run.out = out + ulong(head) * d + column;
-  run.out_stride = ulong(nv) * d;
+  run.q = qkv + head % nk * kHead;
+  run.k = run.q + nk * kHead;
+  run.v = qkv + (2 * nk + head) * kHead + column;
+  run.stride = (2 * nk + nv) * kHead;
+  run.out = out + head * kHead + column;
+  run.out_stride = nv * kHead;
   run.prepared = scratch + ulong(head) * chunks * kDeltaFloats;
-  run.tokens = args.tokens;
-  run.d = d;
-  run.columns = beyond(d, column);
   for (uint chunk = 0; chunk < chunks; ++chunk) {
-    if (d == 8 * kTiles && run.tokens >= kChunk) {
-      run_chunk<kTiles, kStrip, true>(s, run, edge, lane);
-    } else {
-      run_chunk<kTiles, kStrip, false>(s, run, edge, lane);
-    }
+    run_chunk<kTiles>(s, run);
     run.q += kChunk * run.stride;
     run.k += kChunk * run.stride;
     run.v += kChunk * run.stride;
     run.out += kChunk * run.out_stride;
     run.prepared += kDeltaFloats;
-    run.tokens = beyond(run.tokens, kChunk);
   }
 #pragma unroll
-  for (uint k = 0; k < kTiles; ++k) {
-#pragma unroll
-    for (uint j = 0; j < kStrip; ++j) {
-      store_tile<false>(s[k][j], state_out + of_state + ulong(8 * k) * d + 8 * j, d, beyond(d, 8 * k),
-                        beyond(d, column + 8 * j), edge, lane);
-    }
-  }
+  for (uint k = 0; k < kTiles; ++k) simdgroup_store(s[k], state_out + of_state + 8 * k * kHead, kHead);
 }

@@ -283,13 +283,18 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
                  device const float* h, device float* y, Table table, threadgroup float* dots, uint group,
                  uint simdgroup, uint simdgroups, uint lane) {
   const uint rows = first_row(simdgroups / kShare, 0, R);  // of the threadgroup
-  const uint local = first_row(simdgroup / kShare, lane, R);
-  const uint row = group * rows + local;
+  const uint in_group = first_row(simdgroup / kShare, lane, R);
+  const uint row = group * rows + in_group;
   const bool is_first = slots[0] != 0;
   ulong offset[R];
   for (uint r = 0; r < R; ++r) {
     offset[r] = args.down_offset + ulong(min(row + r, args.width - 1)) * args.row_bytes;
   }
+  // kShare simdgroups take the experts in turn, and the first of them adds up, a batch at a time; of a lane
+  // group it is the first lane that knows y.
+  const uint turn = simdgroup % kShare;
+  const uint batch = kShare == 1 ? 1u : kDots / (rows * args.tokens);
+  const bool keeps = turn == 0 && lane % kLanes == 0;
   TurnPick own[kWindowMax];
   uint done[kWindowMax];
   float sum[kWindowMax * R];
@@ -298,14 +303,11 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
     const bool is_token = t < kWindow && t < args.tokens;
     if (is_token) own[t] = pick_by_turn(slots, picks, order, weights, t, args.top_k, lane);
     for (uint r = 0; r < R; ++r) {
-      const bool adds = is_token && !is_first && row + r < args.width;
+      const bool adds = is_token && keeps && !is_first && row + r < args.width;
       sum[t * R + r] = adds ? y[ulong(t) * args.width + row + r] : 0.0f;
     }
   }
 
-  // kShare simdgroups take the experts in turn, and the first of them adds up, a batch at a time.
-  const uint turn = simdgroup % kShare;
-  const uint batch = kShare == 1 ? 1u : kDots / (rows * args.tokens);
   bool more = true;
   while (more) {
     uint replay[kWindowMax];
@@ -325,7 +327,7 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
               if (kShare == 1) {
                 sum[t * R + r] = fma(shared.weight[t], dot[t * R + r], sum[t * R + r]);
               } else if (lane % kLanes == 0) {
-                dots[(i * args.tokens + t) * rows + local + r] = dot[t * R + r];
+                dots[(i * args.tokens + t) * rows + in_group + r] = dot[t * R + r];
               }
             }
           }
@@ -341,7 +343,7 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
         for (uint t = 0; t < kWindowMax; ++t) {
           for (uint r = 0; r < R; ++r) {
             if (again && has_token(shared.tokens, t)) {
-              const float dot = dots[(i * args.tokens + t) * rows + local + r];
+              const float dot = dots[(i * args.tokens + t) * rows + in_group + r];
               sum[t * R + r] = fma(shared.weight[t], dot, sum[t * R + r]);
             }
           }
@@ -350,7 +352,7 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
-  if (lane % kLanes == 0 && turn == 0) {
+  if (keeps) {
     for (uint t = 0; t < kWindowMax; ++t) {
       for (uint r = 0; r < R; ++r) {
         if (t < kWindow && t < args.tokens && row + r < args.width) {

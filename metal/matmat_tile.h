@@ -27,7 +27,7 @@ enum {
   kStripe = 4 * kFragment + 1,
   kColumnStripes = kTileRows / 8,  // the activations lie behind so many stripes of weights
   kTileSize = (kColumnStripes + 4) * kStripe,
-  // The sums, when they are done, in floats: two lanes a bank for both of those who pass by.
+  // In floats, when the sums are done: no more than two lanes meet at a bank, writing or reading.
   kSumStride = kTileTokens + 2,
 };
 static_assert(kTileTokens == 32, "4 simdgroups load 8 tokens each");

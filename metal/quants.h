@@ -11,17 +11,17 @@
 //                       in run 1; a sum over q needs one product a run
 //   decode(block, part, table, w)          the weights themselves
 //
-// A part is made of bytes that lie together, so that a lane's loads are whole. Weights, and so every
-// block of F32 to Q6_K, are taken to begin at a multiple of 16 bytes (MXFP4 and NVFP4: anywhere, at 4).
+// A part is made of bytes that lie together, so that a lane's loads are whole. A matrix is taken to begin at a
+// multiple of the power of two in its kBytes, of 16 at most: 16 for Q4_K, 2 for most, 1 for MXFP4.
 //
-// What costs time on a GPU is not the memory but the instructions a weight, conversions of integers above
-// all. So none is converted here. Bits f below 1024 in a 16-bit lane, two to a word, are the half f 2^-24
-// as they stand -- a subnormal one, which halves keep -- and float arithmetic takes halves as they are;
-// fields that begin at bit p come out 2^p times too large, which the next multiply-add undoes without a
-// shift. Scales carry the 2^24.
+// Where a weight is a few bits, instructions cost more time than memory, and conversions of integers most of
+// all; so none is converted here. Bits f below 1024 in a 16-bit lane, two lanes to a word, are the half f 2^-24
+// as they stand (subnormal, which halves keep), and float arithmetic takes halves as they are. A field that
+// begins at bit p comes out 2^p times too large; the next multiply-add makes up for it without a shift.
+// Scales carry the 2^24.
 //
-// The products are exact: 11 bits of d, up to 6 of a scale, 6 of q leave no rounding in float32's 24 (but
-// the last one of Q6_K). So their order does not matter, nor whether the compiler fuses.
+// The products are exact: 11 bits of d, at most 6 of a scale and 6 of q fit in float32's 24 (but for the last
+// product of Q6_K). So neither their order matters nor whether the compiler fuses them.
 #pragma once
 
 #include <metal_stdlib>
@@ -310,7 +310,8 @@ struct Q3_K : TwoBits<Q3_K> {
       put_four((word & 0x00030003u) | (third << 2 & 0x00040004u),
                (shifted & 0x00030003u) | (third_shifted << 2 & 0x00040004u), 1.0f, units(-4.0f), q + 4 * i);
       put_four((word & 0x000c000cu) | (third << 3 & 0x00100010u),
-               (shifted & 0x000c000cu) | (third_shifted << 3 & 0x00100010u), 0.25f, units(-4.0f), q + 16 + 4 * i);
+               (shifted & 0x000c000cu) | (third_shifted << 3 & 0x00100010u), 0.25f, units(-4.0f),
+               q + 16 + 4 * i);
     }
   }
 };
@@ -439,10 +440,10 @@ struct Q6_K : Decoder<Q6_K> {
     for (uint i = 0; i < 4; ++i) {
       const uint word = load_u32(low + 4 * i), shifted = word >> 8;
       const uint bits = load_u32(high + 4 * i) >> 2 * a, bits_even = bits << 4, bits_odd = bits >> 4;
-      put_four((word & 0x000f000fu) | (bits_even & 0x00300030u), (shifted & 0x000f000fu) | (bits_odd & 0x00300030u),
-               1.0f, units(-32.0f), q + 4 * i);
-      put_four((word & 0x00f000f0u) | (bits_even & 0x03000300u), (shifted & 0x00f000f0u) | (bits_odd & 0x03000300u),
-               0.0625f, units(-32.0f), q + 16 + 4 * i);
+      put_four((word & 0x000f000fu) | (bits_even & 0x00300030u),
+               (shifted & 0x000f000fu) | (bits_odd & 0x00300030u), 1.0f, units(-32.0f), q + 4 * i);
+      put_four((word & 0x00f000f0u) | (bits_even & 0x03000300u),
+               (shifted & 0x00f000f0u) | (bits_odd & 0x03000300u), 0.0625f, units(-32.0f), q + 16 + 4 * i);
     }
   }
 };
@@ -677,8 +678,9 @@ struct IQ3_S : Decoder<IQ3_S> {
     scale[0] = scale[1] = load_half(block) * float(1u + 2u * s) * 16384.0f;
     for (uint k = 0; k < 4; ++k) {
       const uint pair = load_u16(block + 2 + 8 * part + 2 * k);
-      put_signed_8(table[(pair & 255u) | (high >> 2 * k & 256u)], table[(pair >> 8) | (high >> (2 * k + 1) & 256u)],
-                   signs >> 8 * k & 255u, q + 8 * k);
+      const uint first_index = (pair & 255u) | (high >> 2 * k & 256u);
+      const uint second_index = (pair >> 8) | (high >> (2 * k + 1) & 256u);
+      put_signed_8(table[first_index], table[second_index], signs >> 8 * k & 255u, q + 8 * k);
     }
   }
 };

@@ -296,7 +296,9 @@ class Module:
             text = self.code[m.end() : end]
             if re.search(r"[*&]", re.sub(r"<[^<>]*>|\[[^\]]*\]", "", text)):
                 continue  # a pointer to threadgroup memory
-            declaration = re.match(r"((?:const\s+)?[\w:]+(?:\s*<[^;(){}]*>)?)\s+(\w+)\s*((?:\[[^;=]*\]\s*)?)$", text)
+            extents = r"(?:\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]\s*)*"
+            kind = r"(?:const\s+)?[\w:]+(?:\s*<[^;(){}]*>)?"
+            declaration = re.match(rf"({kind})\s+(\w+)\s*({extents})$", text)
             if not declaration:
                 message = "a threadgroup variable is one name a declaration, without an initialiser"
                 raise self.error(m.start(), message)
@@ -445,9 +447,14 @@ def quoted(text):
 TARGETS = {"cpu": Cpu, "metal": Metal}
 
 
-def translate(target, path, include_dirs=()):
-    """The text that a compiler of the target takes. Raises MslError."""
-    return TARGETS[target]().translate(Module(path, include_dirs))
+def translate(target, path, include_dirs=(), only=""):
+    """The text that a compiler of the target takes. Raises MslError.
+
+    only: a pattern of the names of the kernels to make, all without one.
+    """
+    module = Module(path, include_dirs)
+    module.instances = [i for i in module.instances if re.search(only, i.name)]
+    return TARGETS[target]().translate(module)
 
 
 def main(arguments):

@@ -7,8 +7,12 @@
 
 args (a ctypes structure, or bytes) is buffer 0, the arrays are those after it, written in place. What a kernel
 does wrong raises SimtError. Libraries are kept by the hash of all that goes into them, in $ESKER_SIMT_CACHE
-or in the system's folder for temporary files. ESKER_SIMT_SANITIZE=address,undefined or thread compiles
-kernels that way; the process must then have been started by sanitized_environment().
+or in the system's folder for temporary files.
+
+    python tests/gpu/simt.py address,undefined|thread [what pytest takes]
+
+runs tests with kernels compiled that way; the first finding ends the process. Where ESKER_SIMT_KERNELS is a
+pattern, only kernels of such names are compiled, and tests that want others are skipped.
 """
 
 import concurrent.futures
@@ -23,16 +27,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "tests" / "simt"
 RUNTIME_FILES = ("capi.cpp", "faults.cpp", "fiber.cpp", "runtime.cpp")
 ORDERS = ("forward", "reverse", "random")
 SANITIZE = os.environ.get("ESKER_SIMT_SANITIZE", "")
+ONLY = os.environ.get("ESKER_SIMT_KERNELS", "")
 BASE_FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-I{RUNTIME}"]
 # Kernels cast pointers as GPUs allow, and a sum is what the source says. A sanitizer is not to sort them.
 KERNEL_FLAGS = ["-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wno-unused", "-Wno-unknown-pragmas"]
@@ -154,7 +161,7 @@ def runtime_object(name, sanitize, sources):
 def build(file, folders=(), sanitize=SANITIZE):
     """The shared library of a .metal file, compiled by as many processes as it has much to compile."""
     try:
-        source = msl.translate("cpu", file, [*folders, *include_dirs()])
+        source = msl.translate("cpu", file, [*folders, *include_dirs()], ONLY)
     except msl.MslError as error:
         raise SimtError(f"[simt] {error}") from error
     sources = "".join(p.read_text() for p in sorted(RUNTIME.glob("*.h")))
@@ -234,6 +241,8 @@ class Device:
         None in buffers leaves an index unbound; args None leaves index 0 to the first of buffers.
         """
         if name not in self.kernels:
+            if ONLY and not re.search(ONLY, name):
+                pytest.skip(f"{name} is not among the kernels of ESKER_SIMT_KERNELS")
             raise SimtError(f"[simt] no kernel {name}; there are {', '.join(sorted(self.kernels))}")
         kernel = ctypes.c_size_t(self.kernels[name])
         bound = [] if args is None else [np.frombuffer(bytes(args), np.uint8)]
@@ -317,6 +326,18 @@ def sanitized_environment(sanitize):
         # Python itself is no place to look for leaks.
         "ASAN_OPTIONS": "exitcode=99:detect_leaks=0",
         "UBSAN_OPTIONS": "exitcode=99:print_stacktrace=1",
-        "TSAN_OPTIONS": "exitcode=99:halt_on_error=1",
+        "TSAN_OPTIONS": "exitcode=99:halt_on_error=1:history_size=0",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+def main(arguments):
+    environment = sanitized_environment(arguments[0])
+    if environment is None:
+        print(f"{compiler()} has no library for -fsanitize={arguments[0]}", file=sys.stderr)
+        return 2
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments[1:]], env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

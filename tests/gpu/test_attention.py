@@ -47,7 +47,9 @@ def run(kernel, args, inputs, outputs, groups, threads, orders=ORDERS):
     for order in orders:
         made = {i: o.copy() for i, o in outputs.items()}
         buffers = [b for _, b in sorted({**inputs, **made}.items())]
-        device("attention").run(kernel, args, buffers, groups=groups, threads=(threads, 1, 1), order=order)
+        device("attention").run(
+            kernel, args, buffers, groups=groups, threads=(threads, 1, 1), order=order
+        )
         results.append(list(made.values()))
     for made in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(results[0], made, strict=True))
@@ -91,7 +93,11 @@ def attn_prepare(qg, k, v, gq, gk, turns, first_turn, position, context):
 )
 def test_attn_prepare(heads, kv, d, n_rope, tokens, position):
     rng = rng_of(heads, d, tokens)
-    qg, k, v = normal(rng, tokens, heads, 2 * d), normal(rng, tokens, kv, d), normal(rng, tokens, kv, d)
+    qg, k, v = (
+        normal(rng, tokens, heads, 2 * d),
+        normal(rng, tokens, kv, d),
+        normal(rng, tokens, kv, d),
+    )
     gq, gk = normal(rng, d), normal(rng, d)
     first_turn = max(0, position - 2)
     turns = turns_of(first_turn, position - first_turn + tokens, n_rope)
@@ -120,7 +126,11 @@ def index_prepare(iq, raw, gq, gk, tail, n_rope, position, context):
     )  # fmt: skip
     turns = turns_of(first_turn, position - first_turn + tokens, n_rope)
     inputs = dict(enumerate([iq, raw, gq, gk, turns, tail], 1))
-    outputs = {7: np.full_like(tail, np.nan), 8: np.full_like(iq, np.nan), 9: nans(ceil(context, ratio), d)}
+    outputs = {
+        7: np.full_like(tail, np.nan),
+        8: np.full_like(iq, np.nan),
+        9: nans(ceil(context, ratio), d),
+    }
     tail, iq, keys = run("index_prepare", args, inputs, outputs, (heads + 2, tokens, 1), 32)
     return iq, keys, tail
 
@@ -144,7 +154,9 @@ def test_index_prepare(ratio, cuts):
     tail, position, queries, keys = np.zeros((ratio, d), np.float32), 0, [], nans(ceil(n, ratio), d)
     for tokens in cuts:
         rows = slice(position, position + tokens)
-        q, k, tail = index_prepare(iq[rows].copy(), raw[rows].copy(), gq, gk, tail, n_rope, position, n)
+        q, k, tail = index_prepare(
+            iq[rows].copy(), raw[rows].copy(), gq, gk, tail, n_rope, position, n
+        )
         position += tokens
         queries.append(q)
         made = ~np.isnan(k).any(1)
@@ -157,8 +169,12 @@ def test_index_prepare(ratio, cuts):
     queries = np.concatenate(queries)
     assert error(queries, norm_and_turn(iq, gq, turns_of(0, n, n_rope))) <= LIMIT
     assert error(keys[: n // ratio], block_keys(raw, gk, ratio, n_rope)) <= LIMIT
-    whole_q, whole_keys, whole_tail = index_prepare(iq, raw, gq, gk, np.zeros_like(tail), n_rope, 0, n)
-    assert same_bits(whole_q, queries) and same_bits(whole_keys, keys) and same_bits(whole_tail, tail)
+    whole_q, whole_keys, whole_tail = index_prepare(
+        iq, raw, gq, gk, np.zeros_like(tail), n_rope, 0, n
+    )
+    assert (
+        same_bits(whole_q, queries) and same_bits(whole_keys, keys) and same_bits(whole_tail, tail)
+    )
 
 
 # Selection
@@ -166,7 +182,13 @@ def test_index_prepare(ratio, cuts):
 
 def select_args(tokens, position, heads, d, ratio, keep, stride):
     return abi.BlockSelectArgs(
-        tokens=tokens, position=position, n_head=heads, d=d, ratio=ratio, keep=keep, score_stride=stride
+        tokens=tokens,
+        position=position,
+        n_head=heads,
+        d=d,
+        ratio=ratio,
+        keep=keep,
+        score_stride=stride,
     )
 
 
@@ -181,7 +203,8 @@ def block_scores(iq, keys, position, ratio, keep, orders=ORDERS):
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize(
-    "heads, d, ratio, position", [(4, 128, 4, 600), (1, 64, 1, 70), (6, 36, 3, 205), (9, 256, 5, 329)]
+    "heads, d, ratio, position",
+    [(4, 128, 4, 600), (1, 64, 1, 70), (6, 36, 3, 205), (9, 256, 5, 329)],
 )
 def test_block_scores(heads, d, ratio, position, tokens):
     rng = rng_of(heads, tokens)
@@ -192,7 +215,9 @@ def test_block_scores(heads, d, ratio, position, tokens):
         seen = (position + t + 1) // ratio
         assert error(scores[t, :seen], want[t, :seen]) <= LIMIT
         assert np.isnan(scores[t, seen:]).all()
-        one = block_scores(iq[t : t + 1].copy(), keys[:seen].copy(), position + t, ratio, 3, ["forward"])
+        one = block_scores(
+            iq[t : t + 1].copy(), keys[:seen].copy(), position + t, ratio, 3, ["forward"]
+        )
         assert same_bits(one[0, :seen], scores[t, :seen])
 
 
@@ -211,7 +236,9 @@ def test_block_scores_of_nan_count_as_zero():
 def test_block_scores_are_left_out_where_all_blocks_fit():
     rng = rng_of(2)
     iq, keys = normal(rng, 8, 2, 32), normal(rng, 12, 32)
-    scores = block_scores(iq, keys, 4, 1, 8)  # the first four tokens see up to 8 blocks, the others up to 12
+    scores = block_scores(
+        iq, keys, 4, 1, 8
+    )  # the first four tokens see up to 8 blocks, the others up to 12
     assert np.isnan(scores[:4]).all()
     assert not np.isnan(scores[4, :9]).any()
 
@@ -250,7 +277,7 @@ def score_rows(kind, rng, tokens, n):
         "zeros": lambda: np.where(rng.random((tokens, n)) < 0.99, np.float32(0), spread),
         "all-zero": lambda: np.zeros((tokens, n), np.float32),
         "equal": lambda: np.full((tokens, n), 2.5, np.float32),
-        "near": lambda: (np.float32(1) + rng.integers(0, 9, (tokens, n)) * np.float32(2**-23)),
+        "near": lambda: np.float32(1) + rng.integers(0, 9, (tokens, n)) * np.float32(2**-23),
         "special": lambda: rng.choice(special, (tokens, n)),
         "small": lambda: rng.integers(0, 3000, (tokens, n)).astype(np.uint32).view(np.float32),
     }[kind]().astype(np.float32)
@@ -260,11 +287,15 @@ KINDS = ["plain", "ties", "zeros", "all-zero", "equal", "near", "special", "smal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seen, keep, ratio", [(9, 8, 1), (130, 1, 3), (1000, 512, 4), (700, 699, 2)])
+@pytest.mark.parametrize(
+    "seen, keep, ratio", [(9, 8, 1), (130, 1, 3), (1000, 512, 4), (700, 699, 2)]
+)
 def test_block_select(kind, seen, keep, ratio):
     rng = rng_of(KINDS.index(kind), seen)
     tokens = 3
-    scores = np.full((tokens, ceil(seen + tokens, 4) * 4 + 4), np.inf, np.float32)  # not to be selected
+    scores = np.full(
+        (tokens, ceil(seen + tokens, 4) * 4 + 4), np.inf, np.float32
+    )  # not to be selected
     scores[:, : seen + tokens] = score_rows(kind, rng, tokens, seen + tokens)
     check_selection(scores, seen * ratio - 2, ratio, keep)
 
@@ -355,7 +386,9 @@ class Case:
     def attention(self, orders=ORDERS):
         inputs = dict(enumerate([self.q, self.qg, self.keys, self.values, self.selected], 1))
         groups = (self.kv * ceil(self.heads // self.kv, 12), self.tokens, 1)
-        return run("attention", self.args(), inputs, {6: np.full_like(self.q, np.nan)}, groups, 128, orders)[0]
+        return run(
+            "attention", self.args(), inputs, {6: np.full_like(self.q, np.nan)}, groups, 128, orders
+        )[0]
 
     def attention_by_parts(self, orders=ORDERS, more_room=0):
         most = max(len(self.attended(t)) for t in range(self.tokens))
@@ -366,7 +399,15 @@ class Case:
         parts = run("attention_part", self.args(spans), inputs, {5: parts}, groups, 128, orders)[0]
         inputs = {1: parts, 2: self.qg, 3: self.selected}
         out = {4: np.full_like(self.q, np.nan)}
-        return run("attention_join", self.args(spans), inputs, out, (self.heads, self.tokens, 1), 64, orders)[0]
+        return run(
+            "attention_join",
+            self.args(spans),
+            inputs,
+            out,
+            (self.heads, self.tokens, 1),
+            64,
+            orders,
+        )[0]
 
 
 SHAPES = {
@@ -484,7 +525,9 @@ def test_selection_and_attention_in_chunks():
             case = Case(heads, kv, d, ratio, keep, tokens=tokens, position=position)
             case.q, case.qg, case.keys, case.values = q, qg[rows].copy(), keys, values
             case.selected = block_select(scores, position, ratio, keep, ["random"])
-            out.append(case.attention_by_parts(["random"]) if tokens <= 4 else case.attention(["random"]))
+            out.append(
+                case.attention_by_parts(["random"]) if tokens <= 4 else case.attention(["random"])
+            )
             position += tokens
         return np.concatenate(out)
 

@@ -187,12 +187,12 @@ def delta_step(c, commit, dispatch=run_orders):
     return dispatch([("delta_step", (c.columns, c.nv, 1), 128)], args, c.buffers, (5, 6))
 
 
-def delta_chunk(c, dispatch=run_orders):
+def delta_chunk(c, dispatch=run_orders, threads=128):
     """-> state out, out."""
     args = abi.DeltaChunkArgs(tokens=c.tokens, n_key_head=c.nk, n_value_head=c.nv, d=c.d)
     chunks = ceil(c.tokens, abi.kDeltaTokens)
     scratch = nans(c.nv * chunks * abi.kDeltaFloats)
-    kernels = [("delta_prepare", (chunks, c.nk, 1), 128), ("delta_chunk", (c.columns, c.nv, 1), 64)]
+    kernels = [("delta_prepare", (chunks, c.nk, 1), 128), ("delta_chunk", (ceil(c.d, 32), c.nv, 1), threads)]
     return dispatch(kernels, args, [*c.buffers, scratch], (5, 6, 7))[:2]
 
 
@@ -328,6 +328,15 @@ def test_delta_chunk_in_pieces():
         pieces.append(part)
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
     assert state.tobytes() == whole_state.tobytes()
+
+
+@pytest.mark.parametrize("d", [64, 256, 50])
+def test_delta_chunk_in_smaller_groups(d):
+    c = case(37, 1, 2, d)
+    whole = delta_chunk(c, run)
+    for threads in (64, 32):
+        for a, b in zip(whole, delta_chunk(c, run, threads), strict=True):
+            assert a.tobytes() == b.tobytes()
 
 
 def test_delta_chunk_goes_on_after_steps():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """metal/experts.metal: a window's experts, every weight type, against float64.
 
-What may not be read is NaN (activations of picks out of the round, bytes between the matrices), what may
-not be written keeps its mark.
+What may not be read is NaN (activations of picks out of the round, bytes between the matrices),
+what may not be written keeps its mark.
 """
 
 import itertools
@@ -62,9 +62,23 @@ class Experts:
 EVERYONE = range(N_EXPERT)
 
 
-def gate_up(kernel, experts, x, picks, *, chosen=EVERYONE, part=abi.kGateAndUp, h=None, which=(0, 1),
-            rows=1, lanes=32, simdgroups=2, tokens=None, order="forward"):
-    """h [T, K, F]; which: the matrices of a record that are gate and up; tokens: what kernels are made for"""
+def gate_up(
+    kernel,
+    experts,
+    x,
+    picks,
+    *,
+    chosen=EVERYONE,
+    part=abi.kGateAndUp,
+    h=None,
+    which=(0, 1),
+    rows=1,
+    lanes=32,
+    simdgroups=2,
+    tokens=None,
+    order="forward",
+):
+    """h [T, K, F]; which: what of a record is gate and up; tokens: what kernels are made for"""
     n_rows = experts.weights[0][0].shape[0]
     args = abi.ExpertGateUpArgs(
         slot_bytes=experts.slot_bytes,
@@ -94,8 +108,23 @@ def gate_up(kernel, experts, x, picks, *, chosen=EVERYONE, part=abi.kGateAndUp, 
     return h
 
 
-def down(kernel, experts, h, picks, weights, *, chosen=EVERYONE, is_first=True, y=None, rows=1, lanes=32,
-         simdgroups=2, split=None, tokens=None, order="forward"):
+def down(
+    kernel,
+    experts,
+    h,
+    picks,
+    weights,
+    *,
+    chosen=EVERYONE,
+    is_first=True,
+    y=None,
+    rows=1,
+    lanes=32,
+    simdgroups=2,
+    split=None,
+    tokens=None,
+    order="forward",
+):
     n_rows, n_cols = experts.weights[0][-1].shape
     args = abi.ExpertDownArgs(
         slot_bytes=experts.slot_bytes,
@@ -134,7 +163,9 @@ def silu(v):
 def inputs(experts, tokens, seed=1):
     """x [T, D] that makes gates of order 1, where silu is neither 0 nor the identity."""
     gate = experts.weights[0][0]
-    return activations(tokens, gate.shape[1], seed) / np.float32(np.linalg.norm(gate, axis=1).mean())
+    return activations(tokens, gate.shape[1], seed) / np.float32(
+        np.linalg.norm(gate, axis=1).mean()
+    )
 
 
 def expected_h(experts, x, picks, which=(0, 1)):
@@ -149,7 +180,9 @@ def expected_h(experts, x, picks, which=(0, 1)):
 def expected_y(experts, h, picks, weights):
     out = np.zeros((len(picks), experts.weights[0][-1].shape[0]))
     for t, k in np.ndindex(picks.shape):
-        out[t] += np.float64(weights[t, k]) * (experts.weights[picks[t, k]][-1] @ h[t, k].astype(np.float64))
+        out[t] += np.float64(weights[t, k]) * (
+            experts.weights[picks[t, k]][-1] @ h[t, k].astype(np.float64)
+        )
     return out
 
 
@@ -175,7 +208,15 @@ def test_gate_and_up_of_every_type(name):
     for kernel, rows in variants("expert_gate_up", name):
         for order in ORDERS if rows == 2 else ORDERS[:1]:
             h = gate_up(
-                kernel, experts, x, PICKS, chosen=chosen, rows=rows, lanes=lanes, simdgroups=simdgroups, order=order
+                kernel,
+                experts,
+                x,
+                PICKS,
+                chosen=chosen,
+                rows=rows,
+                lanes=lanes,
+                simdgroups=simdgroups,
+                order=order,
             )
             first = h if first is None else first
             assert h.tobytes() == first.tobytes()
@@ -192,7 +233,17 @@ def test_down_of_every_type(name):
     first = None
     for kernel, rows in variants("expert_down", name):
         for order in ORDERS if rows == 2 else ORDERS[:1]:
-            y = down(kernel, experts, h, PICKS, weights, rows=rows, lanes=lanes, simdgroups=simdgroups, order=order)
+            y = down(
+                kernel,
+                experts,
+                h,
+                PICKS,
+                weights,
+                rows=rows,
+                lanes=lanes,
+                simdgroups=simdgroups,
+                order=order,
+            )
             first = y if first is None else first
             assert y.tobytes() == first.tobytes()
     assert error(first, expected_y(experts, h, PICKS, weights)) <= 1e-6
@@ -235,20 +286,45 @@ def test_rows_of_640(name):
         assert error(h, expected_h(experts, x, picks)) <= 1e-6
         wide = activations(2, 640, seed=3).reshape(1, 2, 640)
         weights = pick_weights(picks)
-        y = down(f"expert_down_{name}_r2", experts, wide, picks, weights, chosen=(0, 4), rows=2, lanes=lanes)
+        y = down(
+            f"expert_down_{name}_r2",
+            experts,
+            wide,
+            picks,
+            weights,
+            chosen=(0, 4),
+            rows=2,
+            lanes=lanes,
+        )
         assert error(y, expected_y(experts, wide, picks, weights)) <= 1e-6
 
 
-@pytest.mark.parametrize(("gate", "up"), [("Q4_K", "Q4_K"), ("IQ2_XXS", "IQ2_XXS"), ("Q8_0", "IQ3_S")])
+@pytest.mark.parametrize(
+    ("gate", "up"), [("Q4_K", "Q4_K"), ("IQ2_XXS", "IQ2_XXS"), ("Q8_0", "IQ3_S")]
+)
 def test_gate_then_up(gate, up):
     """Of one type they give the bits of both at once; of two types what both would."""
     experts = Experts((gate, 19, 256), (up, 19, 256))
     x = inputs(experts, 4)
     chosen = (0, 1, 3, 5)
     h = np.full((*PICKS.shape, 19), MARK)
-    gate_up(f"expert_gate_up_{gate}_r2", experts, x, PICKS, chosen=chosen, part=abi.kGateOnly, h=h, rows=2)
+    gate_up(
+        f"expert_gate_up_{gate}_r2",
+        experts,
+        x,
+        PICKS,
+        chosen=chosen,
+        part=abi.kGateOnly,
+        h=h,
+        rows=2,
+    )
     present = np.isin(PICKS, chosen)
-    only = np.array([[w[0] @ xt for w in (experts.weights[e] for e in p)] for p, xt in zip(PICKS, x.astype(float))])
+    only = np.array(
+        [
+            [w[0] @ xt for w in (experts.weights[e] for e in p)]
+            for p, xt in zip(PICKS, x.astype(float))
+        ]
+    )
     assert error(h[present], only[present]) <= 1e-6
     gate_up(f"expert_gate_up_{up}_r1", experts, x, PICKS, chosen=chosen, part=abi.kUpToGate, h=h)
     assert (h[~present] == MARK).all()
@@ -274,12 +350,16 @@ def test_a_token_has_the_bits_it_has_alone(name, tokens):
             one = slice(t, t + 1)
             alone = picks[one].copy()
             h_alone = gate_up(kernels[0], experts, x[one].copy(), alone, tokens=1)
-            y_alone = down(kernels[1], experts, wide[one].copy(), alone, weights[one].copy(), tokens=1)
+            y_alone = down(
+                kernels[1], experts, wide[one].copy(), alone, weights[one].copy(), tokens=1
+            )
             assert h[t].tobytes() == h_alone.tobytes()
             assert y[t].tobytes() == y_alone.tobytes()
 
 
-@pytest.mark.parametrize("rounds", [[(0, 1, 2, 3), (4, 5, 6)], [(0, 1), (2, 3, 4), (5, 6)], [(5,), (6,), EVERYONE[:5]]])
+@pytest.mark.parametrize(
+    "rounds", [[(0, 1, 2, 3), (4, 5, 6)], [(0, 1), (2, 3, 4), (5, 6)], [(5,), (6,), EVERYONE[:5]]]
+)
 @pytest.mark.parametrize("split", [1, 2])
 def test_rounds_do_not_show(rounds, split):
     """Ascending rounds give the bits of one; what is not in a round is neither read nor written."""
@@ -301,8 +381,16 @@ def test_rounds_do_not_show(rounds, split):
         assert h[~present].tobytes() == before[~present].tobytes()
         given = np.where(present[:, :, None], wide, np.float32(np.nan))
         down(
-            f"expert_down_{name}_r2", experts, given, PICKS, weights, chosen=chosen, is_first=i == 0, y=y,
-            split=split, **options,
+            f"expert_down_{name}_r2",
+            experts,
+            given,
+            PICKS,
+            weights,
+            chosen=chosen,
+            is_first=i == 0,
+            y=y,
+            split=split,
+            **options,
         )
     assert h.tobytes() == h_once.tobytes()
     if is_ascending:
@@ -313,10 +401,18 @@ def test_rounds_do_not_show(rounds, split):
 
 @pytest.mark.parametrize(
     ("split", "simdgroups", "lanes", "rows", "tokens"),
-    [(1, 1, 32, 1, 4), (2, 2, 32, 1, 4), (4, 8, 8, 2, 4), (5, 5, 4, 2, 3), (2, 4, 1, 4, 4), (3, 3, 2, 4, 1)],
+    [
+        (1, 1, 32, 1, 4),
+        (2, 2, 32, 1, 4),
+        (4, 8, 8, 2, 4),
+        (5, 5, 4, 2, 3),
+        (2, 4, 1, 4, 4),
+        (2, 4, 2, 4, 4),
+        (3, 3, 2, 4, 1),
+    ],
 )
 def test_simdgroups_that_share_rows(split, simdgroups, lanes, rows, tokens):
-    """The bits of one simdgroup, over one batch of experts or several (256 rows of 4 tokens fill one)."""
+    """The bits of one simdgroup, in one batch of experts or several (128 rows, 4 tokens: two)."""
     name = "Q2_0"
     experts = Experts((name, 70, 128), n_expert=12)
     rng = np.random.default_rng(split)
@@ -327,7 +423,17 @@ def test_simdgroups_that_share_rows(split, simdgroups, lanes, rows, tokens):
     tile = {"chosen": chosen, "rows": rows, "lanes": lanes}
     want = down(kernel, experts, h, picks, weights, simdgroups=1, **tile)
     for order in ORDERS:
-        got = down(kernel, experts, h, picks, weights, simdgroups=simdgroups, split=split, order=order, **tile)
+        got = down(
+            kernel,
+            experts,
+            h,
+            picks,
+            weights,
+            simdgroups=simdgroups,
+            split=split,
+            order=order,
+            **tile,
+        )
         assert got.tobytes() == want.tobytes()
     present = np.where(np.isin(picks, chosen)[:, :, None], h, np.float32(0))
     assert error(got, expected_y(experts, present, picks, weights)) <= 1e-6
@@ -341,7 +447,16 @@ def test_as_many_picks_as_lanes():
     h = gate_up("expert_gate_up_Q4_0_r1", experts, x, picks, chosen=range(40), lanes=2)
     assert error(h, expected_h(experts, x, picks)) <= 1e-6
     wide = activations(128, 32).reshape(4, 32, 32)
-    y = down("expert_down_Q4_0_r1", experts, wide, picks, weights, chosen=range(40), lanes=1, simdgroups=1)
+    y = down(
+        "expert_down_Q4_0_r1",
+        experts,
+        wide,
+        picks,
+        weights,
+        chosen=range(40),
+        lanes=1,
+        simdgroups=1,
+    )
     assert error(y, expected_y(experts, wide, picks, weights)) <= 1e-6
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""metal/route.metal: routing against a replica in float64, plans against numpy, the sum of expert outputs.
+"""metal/route.metal: routing against a replica in float64, plans and sums against numpy.
 
-Scores lie on a grid of 0.02, of which neither prior is a multiple: different scores are told apart by any
-arithmetic, with the prior and without, and equal ones tie exactly.
+Scores lie on a grid of 0.02, of which neither prior is a multiple: different scores are told apart
+by any arithmetic, with the prior and without, and equal ones tie exactly.
 """
 
 import itertools
@@ -25,7 +25,11 @@ def run_route(scores, top_k, favoured=None, bonus=0.0, protect=0, order="forward
     """picks, weights, wanted, order: [T, K] each"""
     tokens, n_expert = scores.shape
     args = abi.RouteArgs(
-        tokens=tokens, n_expert=n_expert, top_k=top_k, protect=protect, factor=np.exp(np.float32(bonus))
+        tokens=tokens,
+        n_expert=n_expert,
+        top_k=top_k,
+        protect=protect,
+        factor=np.exp(np.float32(bonus)),
     )
     ints = [np.full((tokens, top_k), MARK, np.int32) for _ in range(3)]
     weights = np.full((tokens, top_k), np.nan, np.float32)
@@ -87,7 +91,9 @@ def test_windows_are_routed_as_the_replica_says(n_expert):
         bonus = BONUSES[window % 3]
         protect = int(rng.integers(0, 4))
         scores = grid_scores(rng, (tokens, n_expert), rng.choice([0.2, 1.0, 3.0]))
-        favoured = (rng.random(n_expert) < rng.choice([0.1, 0.6])).astype(np.uint8) * rng.integers(1, 256)
+        favoured = (rng.random(n_expert) < rng.choice([0.1, 0.6])).astype(np.uint8) * rng.integers(
+            1, 256
+        )
         favoured = favoured.astype(np.uint8)
         got = run_route(scores, top_k, favoured, bonus, protect, ORDERS[window % 3])
         for t in range(tokens):
@@ -173,9 +179,11 @@ def test_what_overflows_comes_last():
 
 
 def device_with_reads(folder, function):
-    """metal/route.metal with every read of the map replaced by a call of `function`, C++ for the CPU."""
+    """metal/route.metal, with a call of read_map, C++ for the CPU, wherever it reads the map."""
     text = (simt.ROOT / "metal" / "route.metal").read_text(encoding="utf-8")
-    text, n_declared = re.subn(r"device const volatile uchar\* favoured", "device uchar* favoured", text)
+    text, n_declared = re.subn(
+        r"device const volatile uchar\* favoured", "device uchar* favoured", text
+    )
     text, n_read = re.subn(r"\bfavoured\[(\w+)\]", r"read_map(favoured, \1)", text)
     code = re.sub(r"//[^\n]*", "", text)
     assert n_declared == 1 and n_read >= 1 and len(re.findall(r"\bfavoured\b", code)) == 1 + n_read
@@ -200,7 +208,8 @@ def contested_scores(seed):
 def test_a_byte_of_the_map_is_read_once(tmp_path):
     """Every read turns the byte over, so the first token sees the map, the second its opposite."""
     flipping = device_with_reads(
-        tmp_path, "inline uchar read_map(device uchar* m, uint e) { const uchar v = m[e]; m[e] = 1 - v; return v; }\n"
+        tmp_path,
+        "inline uchar read_map(device uchar* m, uint e) { m[e] ^= 1; return m[e] ^ 1; }\n",
     )
     rng = np.random.default_rng(1)
     for seed in range(20):
@@ -217,10 +226,13 @@ def test_a_byte_of_the_map_is_read_once(tmp_path):
 
 
 def test_a_map_that_a_thread_changes(tmp_path):
-    """All tokens have the same scores, and each gets what one of the 64 maps gives. Neighbours that differ show
-    that bytes did change during the dispatch."""
+    """All tokens have the same scores, and each gets what one of the 64 maps gives.
+
+    Neighbours that differ show that bytes did change during the dispatch.
+    """
     live = device_with_reads(
-        tmp_path, "inline uchar read_map(device uchar* m, uint e) { return (*(volatile uchar**)m)[e]; }\n"
+        tmp_path,
+        "inline uchar read_map(device uchar* m, uint e) { return (*(volatile uchar**)m)[e]; }\n",
     )
     tokens = 200
     favoured = (np.arange(64) % 5 == 0).astype(np.uint8)
@@ -335,7 +347,9 @@ def test_a_plan_keeps_to_its_room():
     rng = np.random.default_rng(4)
     picks, slots = make_picks(rng, 10, 64, 2), make_slots(rng, 64, 0.5)
     want = expected_plan(picks, slots, 30)
-    assert want[0] > 8 and want[-1] == MARK  # tiles past the room would reach what the list leaves free
+    assert (
+        want[0] > 8 and want[-1] == MARK
+    )  # tiles past the room would reach what the list leaves free
     plan = run_plan(picks, slots, 3)
     assert plan[0] == 3
     np.testing.assert_array_equal(plan[1:10], want[1:10])
@@ -381,6 +395,8 @@ def test_combine(width, top_k):
         slots = np.full(1 + n_expert, -1, np.int32)
         slots[0] = i == 0
         slots[1 + begin : 1 + end] = np.arange(end - begin)
-        present = np.where(((picks >= begin) & (picks < end))[:, :, None], parts, np.float32(np.nan))
+        present = np.where(
+            ((picks >= begin) & (picks < end))[:, :, None], parts, np.float32(np.nan)
+        )
         run_combine(slots, picks, order, weights, np.ascontiguousarray(present), in_rounds)
     assert in_rounds.tobytes() == y.tobytes()

@@ -115,18 +115,16 @@ struct Dispatch {
 
 // The race detector must not take lane i of one threadgroup for lane i of the next: neighbours in time have
 // fibers of their own.
-constexpr uint32_t kBanks = kDetectsRaces ? 3 : 1;
+constexpr uint32_t kBanks = kDetectsRaces ? 2 : 1;
 
 // Fibers are kept for the OS thread's next dispatch: there may be hundreds a second.
-Fiber* fibers_of_thread(uint32_t n) {
-  static thread_local std::unique_ptr<Fiber[]> fibers;
-  static thread_local uint32_t count = 0;
-  if (count < n) {
-    fibers.reset(new Fiber[n]);
-    for (uint32_t i = 0; i < n; ++i) fibers[i].allocate();
-    count = n;
+const std::unique_ptr<Fiber>* fibers_of_thread(uint32_t n) {
+  static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
+  while (fibers.size() < n) {
+    fibers.push_back(std::make_unique<Fiber>());
+    fibers.back()->allocate();
   }
-  return fibers.get();
+  return fibers.data();
 }
 
 // One OS thread, running one threadgroup at a time.
@@ -159,8 +157,8 @@ class Worker {
   Size groups_, threads_;
   uint32_t n_lane_, lane_ = 0;
   Fiber main_;
-  Fiber* const all_fibers_;
-  Fiber* fibers_ = nullptr;  // of the threadgroup at hand
+  const std::unique_ptr<Fiber>* const all_fibers_;
+  const std::unique_ptr<Fiber>* fibers_ = nullptr;  // of the threadgroup at hand
   uint32_t groups_begun_ = 0;
   std::vector<Simdgroup> simdgroups_;
   std::vector<uint32_t> order_;  // of the simdgroups
@@ -248,7 +246,7 @@ void Worker::prepare_group(uint64_t group) {
     arguments_.push_back(take(bytes));
   }
   fibers_ = all_fibers_ + groups_begun_++ % kBanks * n_lane_;
-  for (uint32_t i = 0; i < n_lane_; ++i) fibers_[i].prepare(lane_main);
+  for (uint32_t i = 0; i < n_lane_; ++i) fibers_[i]->prepare(lane_main);
   __tsan_release(&dispatch_.begun);
 }
 
@@ -261,7 +259,7 @@ unsigned char* Worker::take(size_t bytes) {
 
 void Worker::lane_main() {
   Worker& w = *worker;
-  w.fibers_[w.lane_].arrived();
+  w.fibers_[w.lane_]->arrived();
   __tsan_acquire(&w.dispatch_.begun);
   const Kernel& kernel = w.dispatch_.kernel;
   kernel.run(kernel.parameters.data(), w.dispatch_.buffers.data(), w.arguments_.data());
@@ -295,8 +293,8 @@ bool Worker::run_round(Simdgroup& s) {
   s.arrived = 0;
   ++s.rounds;
   lane_ = s.order[0];
-  main_.switch_to(fibers_[lane_]);
-  if (fault_.signal != 0) error_ = fault_.describe(fibers_[lane_].guards(fault_.address)) + where(lane_);
+  main_.switch_to(*fibers_[lane_]);
+  if (fault_.signal != 0) error_ = fault_.describe(fibers_[lane_]->guards(fault_.address)) + where(lane_);
   return error_.empty();
 }
 
@@ -325,12 +323,12 @@ void Worker::arrive(Stop stop, const Site& site) {
               state(s.stop, s.site) + ", lane " + std::to_string(lane_ % kSimdWidth) + " " + state(stop, site) +
               where(lane_));
   }
-  Fiber& me = fibers_[lane_];
+  Fiber& me = *fibers_[lane_];
   if (++s.arrived == s.count) {
     me.switch_to(main_, stop == Stop::kReturn);
   } else {
     lane_ = s.order[s.arrived];
-    me.switch_to(fibers_[lane_], stop == Stop::kReturn);
+    me.switch_to(*fibers_[lane_], stop == Stop::kReturn);
   }
 }
 
@@ -422,14 +420,14 @@ std::string Worker::state(Stop stop, const Site& site) const {
 void Worker::stop_with(const std::string& message) {
   error_ = message;
   __tsan_release(&dispatch_.ended);
-  fibers_[lane_].switch_to(main_);  // and never back
+  fibers_[lane_]->switch_to(main_);  // and never back
   std::abort();
 }
 
 // Called by the signal handler on its own stack: no memory is asked for here.
 void Worker::stop_at_fault(const Fault& fault) {
   fault_ = fault;
-  fibers_[lane_].switch_to(main_);
+  fibers_[lane_]->switch_to(main_);
   std::abort();
 }
 

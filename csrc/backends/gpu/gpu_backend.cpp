@@ -46,14 +46,7 @@ class GpuBackend final : public Backend {
              std::span<const TileRow> tuned)
       : config_(config), weights_(weights), device_(std::move(device)), tiles_(device_->family()) {
     for (const TileRow& row : tuned) tiles_.add(row);
-    if (config.n_expert > kMaxRoutedExperts) {
-      raise(ErrorKind::kUsage, "gpu",
-            {.what = "the model has too many experts for the routing kernel",
-             .got = std::to_string(config.n_expert),
-             .want = "at most " + std::to_string(kMaxRoutedExperts),
-             .where = {},
-             .hint = "run it on the cpu backend"});
-    }
+    check_limits();
     check_records();
     load_weights();
     queue_ = device_->queue();
@@ -160,6 +153,26 @@ class GpuBackend final : public Backend {
     std::unique_ptr<DeviceMemory> copy = device_->allocate(w.bytes, what);
     std::memcpy(copy->host(), w.data, w.bytes);
     return copy;
+  }
+
+  // What the kernels' registers and threadgroup memory are cut for; the real model has 512 experts, 10 a
+  // token, and heads of 256 and 128.
+  void check_limits() const {
+    const auto check = [](const char* what, uint32_t got, uint32_t most, uint32_t multiple) {
+      if (got <= most && got % multiple == 0) return;
+      raise(ErrorKind::kUsage, "gpu",
+            {.what = "the kernels are not made for this model's " + std::string(what),
+             .got = std::to_string(got),
+             .want = "at most " + std::to_string(most) +
+                     (multiple > 1 ? ", a multiple of " + std::to_string(multiple) : ""),
+             .where = {},
+             .hint = "run it on the cpu backend"});
+    };
+    check("number of experts", config_.n_expert, 1024, 1);
+    check("experts a token", config_.n_expert_used, 32, 1);
+    check("head width", config_.d_head, 256, 4);
+    check("index head width", config_.d_index, 256, 4);
+    check("delta net head width", config_.d_linear_head, 256, 4);
   }
 
   // Records are read where they land.

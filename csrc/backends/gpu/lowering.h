@@ -133,9 +133,6 @@ class Lowering {
   const TileTable& tiles_;
 };
 
-// The largest number of experts that the routing kernel takes.
-inline constexpr uint32_t kMaxRoutedExperts = 1024;
-
 // The steps as text, one a line; for people and tests.
 std::string dump(const std::vector<Step>& steps);
 
