@@ -345,14 +345,13 @@ static_assert(32 * int(kHeadThreads) <= 2 * kSliceFloats, "-A of each simdgroup 
     simdgroup_barrier(mem_flags::mem_threadgroup);
     prepare_head(kk, qk, own_decays, own_rates, slices + simd * kChunk * kChunk,
                  scratch + (ulong(head) * chunks + chunk) * kDeltaFloats, lane);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
 // The run, after delta_prepare with the same bindings: whole chunks, then one by one the tokens that are
-// left; all tokens where d is none of 64, 128 and 256. The columns of the state are independent, and a simdgroup
-// reads its own before it writes them: state_in and state_out may be the same memory. A run may be cut
-// into several at multiples of 32 tokens: same bits.
+// left; all tokens where d is none of 64, 128 and 256. The columns of the state are independent, and a
+// simdgroup reads its own before it writes them: state_in and state_out may be the same memory. A run may
+// be cut into several at multiples of 32 tokens: same bits.
 // grid: groups (ceil(d / 32), nv) of 128 threads; a smaller group does the same
 [[kernel]] void delta_chunk(
     constant DeltaChunkArgs& args [[buffer(0)]],

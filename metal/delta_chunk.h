@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// The gated delta net's recurrence in chunks (SPEC section 4): what delta_prepare and delta_chunk are made of.
+// The gated delta net's recurrence in chunks (SPEC section 4): what delta_prepare and delta_chunk are
+// made of.
 //
 // A chunk of n = 32 tokens, G its running sums of log decays, K Q V its rows, S0 the state before it:
 //   R = V - exp(G) (K S0)        U = M R,   M = (I + A)^-1 diag(rate)

@@ -5,7 +5,7 @@
 
 TARGET  metal   one text with its quoted includes resolved, for Metal's own compiler
         cpu     C++ for tests/simt: one fiber a GPU thread
-        opencl  C++ for OpenCL, for clang's check of address spaces and dialect; never run
+        check   for clang's check of address spaces and dialect with tests/simt/msl_check.h; never run
 
 Metal's language is C++14 with address spaces and attributes. Macros and a header do most of the work;
 what they cannot do is done here, on the text, before any preprocessor runs: quoted includes, kernel
@@ -129,7 +129,7 @@ class Array:
     type: str
     name: str
     extents: str  # "[4][32]"
-    kernel: Kernel  # None in a helper
+    kernel: Kernel
     number: int
 
 
@@ -303,6 +303,8 @@ class Module:
                 message = "a threadgroup variable is one name a declaration, without an initialiser"
                 raise self.error(m.start(), message)
             kernel = next((k for k in self.kernels.values() if k.body[0] < m.start() < k.body[1]), None)
+            if kernel is None or self.depth(m.start()) != self.depth(kernel.body[0]) + 1:
+                raise self.error(m.start(), "a threadgroup variable belongs in the outermost scope of a kernel")
             array = Array(declaration[1], declaration[2], declaration[3].strip(), kernel, number)
             self.items.append(Item(m.start(), end + 1, array))
             number += 1
@@ -433,6 +435,37 @@ class Cpu:
         return f"#if {i} % SIMT_PARTS == SIMT_PART\n{row}\n#endif"
 
 
+class Check:
+    """For tests/simt/msl_check.h, as C++ for OpenCL or as C++14: the text itself, as far as clang takes it."""
+
+    def text(self, text):
+        return text
+
+    def replace(self, module, what, text):
+        if isinstance(what, Constant):
+            return f"constant {what.type} {what.name} = {what.type}(1);"
+        if isinstance(what, Table):
+            return text
+        if isinstance(what, Instance):
+            # The first of a kernel's has what can go wrong with address spaces; types are in the others.
+            first = next(i for i in module.instances if i.kernel is what.kernel)
+            condition = "" if what is first else "CHECK_ALL_INSTANCES"
+            declaration = f"template decltype({what.function}) {what.function};"
+            return f"{condition}({declaration})" if condition else declaration
+        if isinstance(what, Array):
+            if what.kernel.is_template:
+                # OpenCL knows such variables in kernels only, and no template is one.
+                kind = f"threadgroup {what.type} (*){what.extents}"
+                return f"threadgroup {what.type} (&{what.name}){what.extents} = *({kind})0;"
+            return text
+        parameters = ", ".join(f"{p.type} {p.name}" for p in what.parameters)
+        return f"{'' if what.is_template else 'kernel '}void {what.name}({parameters})"
+
+    def translate(self, module):
+        head = ['#include "msl_check.h"', "namespace metal {", "namespace user {"]
+        return "\n".join([*head, module.render(self), "}", "}", ""])
+
+
 class Metal:
     """One text for Metal's own compiler: only includes are resolved."""
 
@@ -444,7 +477,7 @@ def quoted(text):
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-TARGETS = {"cpu": Cpu, "metal": Metal}
+TARGETS = {"cpu": Cpu, "check": Check, "metal": Metal}
 
 
 def translate(target, path, include_dirs=(), only=""):

@@ -49,7 +49,7 @@ def products(info: dict[str, Any]) -> list[Product]:
     uses = {"ffn_gate_exps": "gate_up", "ffn_up_exps": "gate_up", "ffn_gate_up_exps": "gate_up"}
     uses["ffn_down_exps"] = "down"
     skipped = {"token_embd", "per_layer_token_embd", "ssm_conv1d", "ple_conv1d"}
-    found = {}
+    found: dict[Product, None] = {}
     for tensor in info["tensors"]:
         shape, role = tensor["shape"], tensor["role"].removesuffix(".weight")
         if len(shape) < 2 or role in skipped or role.endswith("_up") and role.startswith("hc"):
@@ -72,9 +72,8 @@ def sweep(
     """Times tiles on the device: lanes and rows first, then simdgroups and split, then the table's
     place, each from the best so far.  Raises DeviceError, UsageError."""
     family = _core.gpu_device(backend)["family"]
-    table_tile: Tile = tuple(
-        _core.gpu_tile(family, product.use, product.type, product.rows, product.cols)
-    )
+    lanes, rows, simds, split, table = _core.gpu_tile(family, *product)
+    table_tile: Tile = (lanes, rows, simds, split, table)
     times: dict[Tile, float] = {}
     anchors: list[int] = []
     read = 0
@@ -100,9 +99,9 @@ def sweep(
     def best() -> Tile:
         return min(times, key=lambda tile: times[tile])
 
-    measure((lanes, rows, *table_tile[2:]) for lanes in _LANES for rows in _ROWS)
+    measure((a, b, *table_tile[2:]) for a in _LANES for b in _ROWS)
     first = best()
-    measure((*first[:2], simds, split, first[4]) for simds in _SIMDGROUPS for split in _SPLITS)
+    measure((*first[:2], a, b, first[4]) for a in _SIMDGROUPS for b in _SPLITS)
     second = best()
     measure([(*second[:4], 1 - second[4])])
     chosen = best() if times[best()] < WORTH * times[table_tile] else table_tile

@@ -42,7 +42,9 @@ def run(kernel, args, inputs, outputs, groups, threads=256):
     results = []
     for order in ORDERS:
         made = [o.copy() for o in outputs]
-        device("mixer").run(kernel, args, [*inputs, *made], groups=groups, threads=(threads, 1, 1), order=order)
+        device("mixer").run(
+            kernel, args, [*inputs, *made], groups=groups, threads=(threads, 1, 1), order=order
+        )
         results.append(made)
     for made in results[1:]:
         for a, b in zip(results[0], made, strict=True):
@@ -60,7 +62,9 @@ def stream_norm(x, gamma):
 def test_stream_norm(shape):
     rng = rng_of(*shape)
     x, gamma = normal(rng, *shape), normal(rng, *shape[1:])
-    x *= np.float32(10) ** rng.integers(-4, 5, shape[:2])[..., None].astype(np.float32)  # eps and far from it
+    x *= np.float32(10) ** rng.integers(-4, 5, shape[:2])[..., None].astype(
+        np.float32
+    )  # eps and far from it
     got, want = stream_norm(x, gamma), rms(x.astype(float), gamma.astype(float))
     for t, c in np.ndindex(shape[:2]):
         assert error(got[t, c], want[t, c]) <= 1e-6
@@ -89,7 +93,11 @@ def test_mix_read(shape):
 def test_mix_write(shape):
     tokens, streams, width = shape
     rng = rng_of(*shape)
-    y, inject, residual = normal(rng, tokens, width), 9 * normal(rng, tokens, streams), normal(rng, *shape)
+    y, inject, residual = (
+        normal(rng, tokens, width),
+        9 * normal(rng, tokens, streams),
+        normal(rng, *shape),
+    )
     args = abi.MixWriteArgs(tokens=tokens, streams=streams, width=width)
     (got,) = run("mix_write", args, [y, inject], [residual], (ceil(width, 256), tokens, 1))
     want = residual + 2 * sigma(inject.astype(float) / streams)[..., None] * y[:, None]
@@ -100,15 +108,22 @@ def test_mix_write(shape):
 def test_swiglu(n):
     rng = rng_of(n)
     gate, up = 6 * normal(rng, n), normal(rng, n)
-    (got,) = run("swiglu", abi.SwigluArgs(n=n), [gate, up], [np.full(n, np.nan, np.float32)],
-                 (ceil(n, 256), 1, 1))
+    (got,) = run(
+        "swiglu",
+        abi.SwigluArgs(n=n),
+        [gate, up],
+        [np.full(n, np.nan, np.float32)],
+        (ceil(n, 256), 1, 1),
+    )
     assert error(got, gate * sigma(gate.astype(float)) * up) <= 1e-6
 
 
 def test_swiglu_far_from_zero():
     gate = np.array([-1e4, -200, -90, -88, 88, 90, 1e30, -0.0, np.nan, np.inf], np.float32)
     up = np.full_like(gate, 2)
-    (got,) = run("swiglu", abi.SwigluArgs(n=len(gate)), [gate, up], [np.zeros_like(gate)], (1, 1, 1))
+    (got,) = run(
+        "swiglu", abi.SwigluArgs(n=len(gate)), [gate, up], [np.zeros_like(gate)], (1, 1, 1)
+    )
     with np.errstate(over="ignore"):
         want = (gate * sigma(gate.astype(float)) * 2).astype(np.float32)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-36)
@@ -117,7 +132,11 @@ def test_swiglu_far_from_zero():
 @pytest.mark.parametrize("tokens, width", [(1, 2560), (3, 100), (9, 513)])
 def test_moe_combine(tokens, width):
     rng = rng_of(tokens, width)
-    shared, share, y = normal(rng, tokens, width), 3 * normal(rng, tokens), normal(rng, tokens, width)
+    shared, share, y = (
+        normal(rng, tokens, width),
+        3 * normal(rng, tokens),
+        normal(rng, tokens, width),
+    )
     args = abi.MoeCombineArgs(tokens=tokens, width=width)
     (got,) = run("moe_combine", args, [shared, share], [y], (ceil(width, 256), tokens, 1))
     assert error(got, y + sigma(share.astype(float))[:, None] * shared) <= 1e-6

@@ -40,7 +40,9 @@ def gate_truth(key, value, residual, gammas):
     return gated, rms(gated, gc)
 
 
-@pytest.mark.parametrize("tokens, streams, width", [(1, 4, 24), (3, 2, 257), (4, 3, 700), (1, 4, 2560)])
+@pytest.mark.parametrize(
+    "tokens, streams, width", [(1, 4, 24), (3, 2, 257), (4, 3, 700), (1, 4, 2560)]
+)
 def test_ple_gate(tokens, streams, width):
     rng = rng_of(tokens, streams, width)
     key, residual = normal(rng, tokens, streams, width), normal(rng, tokens, streams, width)
@@ -59,11 +61,38 @@ def test_ple_gate_at_a_score_of_zero_and_of_nan():
     key = np.zeros((2, 2, 64), np.float32)
     key[1, 1, 3] = np.nan
     rng = rng_of(2)
-    value, residual, gammas = normal(rng, 2, 64), normal(rng, 2, 2, 64), [normal(rng, 2, 64) for _ in range(3)]
+    value, residual, gammas = (
+        normal(rng, 2, 64),
+        normal(rng, 2, 2, 64),
+        [normal(rng, 2, 64) for _ in range(3)],
+    )
     gated, normed = ple_gate(key, value, residual, gammas)
     np.testing.assert_array_equal(gated[0, 0], value[0] / 2)  # sign(0) = 0
     assert np.isnan(gated[1, 1]).all() and np.isnan(normed[1, 1]).all()
     assert not np.isnan(gated[1, 0]).any()
+
+
+def test_ple_gate_near_a_score_of_zero():
+    """|score| counts 1e-6 at least: the sign alone decides."""
+    rng = rng_of(3)
+    value, residual, gammas = (
+        normal(rng, 2, 64),
+        np.ones((2, 2, 64), np.float32),
+        np.ones((3, 2, 64), np.float32),
+    )
+    key = np.zeros((2, 2, 64), np.float32)
+    key[..., 0] = [
+        [1e-11, -1e-11],
+        [1e-9, -1e-9],
+    ]  # scores of 1e-9 and 1e-7, eps being all of the norm
+    key[1, 1] = -1e-6  # above the floor: 8e-3
+    got, want = (
+        ple_gate(key, value, residual, [*gammas]),
+        gate_truth(key, value, residual, [*gammas]),
+    )
+    for g, w in zip(got, want, strict=True):
+        for t, c in np.ndindex(2, 2):
+            assert error(g[t, c], w[t, c]) <= 1e-6
 
 
 def ple_conv(gated, normed, taps, residual, old, dilation):
@@ -99,7 +128,9 @@ def test_ple_conv_in_pieces():
     whole, last = ple_conv(gated, normed, w, residual, old, 3)
     pieces = []
     for begin, end in ((0, 1), (1, 3), (3, 12), (12, 17)):
-        part, old = ple_conv(*(x[begin:end].copy() for x in (gated, normed)), w, residual[begin:end], old, 3)
+        part, old = ple_conv(
+            *(x[begin:end].copy() for x in (gated, normed)), w, residual[begin:end], old, 3
+        )
         pieces.append(part)
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
     assert old.tobytes() == last.tobytes()

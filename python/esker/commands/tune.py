@@ -28,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
         )
     info = _core.file_info(args.load.model or demo_path(), args.load.ngram_table)
     top_k = info["config"]["n_expert_used"]
-    wanted = [p for p in tiles.products(info) if not args.only or args.only in ",".join(map(str, p))]
+    wanted = [
+        p for p in tiles.products(info) if not args.only or args.only in ",".join(map(str, p))
+    ]
     choices = {}
     for product in wanted:
         if not args.json:
