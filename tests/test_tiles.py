@@ -16,20 +16,20 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def choice(tile):
-    return tiles.Choice(tile, 90.0, (32, 1, 4, 1, 0), 100.0, 1 << 20, 1.01)
+    return tiles.Choice(tile, 90.0, (32, 1, 4, 1, 0, 0), 100.0, 1 << 20, 1.01)
 
 
 def test_choices_are_kept_by_device_and_product():
     first, second = tiles.Product("matvec", "Q4_K", 640, 2560), tiles.Product("down", "Q2_0", 2560, 640)
-    tiles.store("metal", {first: choice((16, 2, 4, 1, 0))})
-    tiles.store("metal", {second: choice((8, 2, 4, 1, 0))})
-    tiles.store("cuda", {first: choice((4, 1, 8, 2, 0))})
+    tiles.store("metal", {first: choice((16, 2, 4, 1, 0, 0))})
+    tiles.store("metal", {second: choice((8, 2, 4, 1, 0, 0))})
+    tiles.store("cuda", {first: choice((4, 1, 8, 2, 0, 0))})
     assert sorted(tiles.load("metal")) == [
-        ("down", "Q2_0", 2560, 640, (8, 2, 4, 1, 0)),
-        ("matvec", "Q4_K", 640, 2560, (16, 2, 4, 1, 0)),
+        ("down", "Q2_0", 2560, 640, (8, 2, 4, 1, 0, 0)),
+        ("matvec", "Q4_K", 640, 2560, (16, 2, 4, 1, 0, 0)),
     ]
-    tiles.store("metal", {first: choice((32, 1, 2, 1, 0))})
-    assert ("matvec", "Q4_K", 640, 2560, (32, 1, 2, 1, 0)) in tiles.load("metal")
+    tiles.store("metal", {first: choice((32, 1, 2, 1, 0, 0))})
+    assert ("matvec", "Q4_K", 640, 2560, (32, 1, 2, 1, 0, 0)) in tiles.load("metal")
     assert tiles.load("nothing") == []
 
 
@@ -43,7 +43,7 @@ def test_choices_are_kept_by_device_and_product():
     ],
 )
 def test_a_damaged_file_holds_nothing(damage):
-    tiles.store("metal", {tiles.Product("matvec", "Q4_K", 640, 2560): choice((16, 2, 4, 1, 0))})
+    tiles.store("metal", {tiles.Product("matvec", "Q4_K", 640, 2560): choice((16, 2, 4, 1, 0, 0))})
     with open(tiles.cache_path()) as file:
         stored = json.load(file)
     with open(tiles.cache_path(), "w") as file:
@@ -52,7 +52,7 @@ def test_a_damaged_file_holds_nothing(damage):
 
 
 def test_a_tile_that_no_kernel_has_is_left_out():
-    bad = [(5, 1, 4, 1, 0), (32, 3, 4, 1, 0), (32, 1, 2, 4, 0), (32, 1, 4, 1, 1)]
+    bad = [(5, 1, 4, 1, 0, 0), (32, 3, 4, 1, 0, 0), (32, 1, 2, 4, 0, 0), (32, 1, 4, 1, 1, 0), (32, 1, 8, 8, 0, 1)]
     for tile in bad:
         tiles.store("metal", {tiles.Product("matvec", "Q4_K", 640, 2560): choice(tile)})
         assert tiles.load("metal") == []

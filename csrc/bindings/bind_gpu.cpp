@@ -12,14 +12,15 @@
 namespace esker::python {
 namespace {
 
-// L, R, S, K, codebook in threadgroup memory.
-using TileTuple = std::array<uint32_t, 5>;
+// L, R, S, K, codebook in threadgroup memory, x staged there.
+using TileTuple = std::array<uint32_t, 6>;
 
 gpu::Tile tile_of(const TileTuple& t) {
-  return {.lanes = t[0], .rows = t[1], .simdgroups = t[2], .split = t[3], .threadgroup_table = t[4] != 0};
+  return {.lanes = t[0], .rows = t[1], .simdgroups = t[2], .split = t[3], .threadgroup_table = t[4] != 0,
+          .stage = t[5] != 0};
 }
 TileTuple tuple_of(const gpu::Tile& t) {
-  return {t.lanes, t.rows, t.simdgroups, t.split, t.threadgroup_table ? 1u : 0u};
+  return {t.lanes, t.rows, t.simdgroups, t.split, t.threadgroup_table ? 1u : 0u, t.stage ? 1u : 0u};
 }
 
 gpu::TileUse use_named(const std::string& name) {
@@ -73,7 +74,7 @@ void bind_gpu(nb::module_& m) {
   m.def("gpu_device", &device_info, nb::arg("backend"), "Name and family of a device.");
   m.def("gpu_kernel_names", &gpu::all_kernel_names, "Every kernel that a lowering may use.");
   m.def("gpu_tile", &tile, nb::arg("family"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
-        "The tile (L, R, S, K, table in threadgroup memory) that a family's table gives a product.");
+        "The tile (L, R, S, K, table in threadgroup memory, x staged there) that a family's table gives a product.");
   m.def("gpu_tune", &tune, nb::arg("backend"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         nb::arg("tiles"), nb::arg("bytes"), nb::arg("launches"), nb::arg("repeats"), nb::arg("top_k"),
         "Times tiles on a device, the first before and after each round: ns of a launch.");

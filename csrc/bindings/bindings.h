@@ -50,7 +50,7 @@ nb::dict model_info(const Weights& weights, const Config& config);
 WeightType type_named(const std::string& name);
 
 // A row that `esker tune` found: use, type, rows, columns, tile (bind_gpu.cpp).
-using TunedRow = std::tuple<std::string, std::string, uint32_t, uint32_t, std::array<uint32_t, 5>>;
+using TunedRow = std::tuple<std::string, std::string, uint32_t, uint32_t, std::array<uint32_t, 6>>;
 gpu::TileRow tile_row(const TunedRow& row);
 
 // A memory plan as rows, classes and totals (bind_plan.cpp).

@@ -35,7 +35,7 @@ class Engine:
         wire: bool = False,
         governor: bool = False,
         backend: str = "cpu",
-        tiles: list[tuple[str, str, int, int, tuple[int, int, int, int, int]]] = [],
+        tiles: list[tuple[str, str, int, int, tuple[int, int, int, int, int, int]]] = [],
     ) -> None: ...
     @property
     def info(self) -> dict[str, Any]: ...
@@ -171,7 +171,7 @@ def gpu_tune(
     type: str,
     rows: int,
     cols: int,
-    tiles: list[tuple[int, int, int, int, int]],
+    tiles: list[tuple[int, int, int, int, int, int]],
     bytes: int,
     launches: int,
     repeats: int,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Tiles of the GPU kernels, tuned on this machine: the sweep, and the file that keeps what it found.
 
-A tile is (L, R, S, K, table): lanes that share a row, rows of a group of lanes, simdgroups of a
-threadgroup, simdgroups that share a row, and whether a codebook lies in threadgroup memory.
+A tile is (L, R, S, K, table, stage): lanes that share a row, rows of a group of lanes, simdgroups of a
+threadgroup, simdgroups that share a row, whether a codebook lies in threadgroup memory, and whether the
+activations go through it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from .files import cache_folder, replace_file
 _VERSION = 1
 # A tile must be this much faster than the table's to take its place: less is the device's mood.
 WORTH = 0.97
+_STAGE_PARTS = 128  # csrc/backends/gpu/tune.cpp
 _LANES, _ROWS, _SIMDGROUPS, _SPLITS = (4, 8, 16, 32), (1, 2, 4), (2, 4, 8), (1, 2, 4)
 
-Tile: TypeAlias = tuple[int, int, int, int, int]
+Tile: TypeAlias = tuple[int, int, int, int, int, int]
 
 
 class Product(NamedTuple):
@@ -69,11 +71,11 @@ def sweep(
     repeats: int = 5,
     progress: Callable[[Tile, float], None] | None = None,
 ) -> Choice:
-    """Times tiles on the device: lanes and rows first, then simdgroups and split, then the table's
-    place, each from the best so far.  Raises DeviceError, UsageError."""
+    """Times tiles on the device: lanes and rows first, then simdgroups and split, then what goes
+    through threadgroup memory, each from the best so far.  Raises DeviceError, UsageError."""
     family = _core.gpu_device(backend)["family"]
-    lanes, rows, simds, split, table = _core.gpu_tile(family, *product)
-    table_tile: Tile = (lanes, rows, simds, split, table)
+    lanes, rows, simds, split, table, stage = _core.gpu_tile(family, *product)
+    table_tile: Tile = (lanes, rows, simds, split, table, stage)
     times: dict[Tile, float] = {}
     anchors: list[int] = []
     read = 0
@@ -101,18 +103,23 @@ def sweep(
 
     measure((a, b, *table_tile[2:]) for a in _LANES for b in _ROWS)
     first = best()
-    measure((*first[:2], a, b, first[4]) for a in _SIMDGROUPS for b in _SPLITS)
+    measure((*first[:2], a, b, *first[4:]) for a in _SIMDGROUPS for b in _SPLITS)
     second = best()
-    measure([(*second[:4], 1 - second[4])])
+    measure((*second[:4], a, b) for a in (0, 1) for b in (0, 1))
     chosen = best() if times[best()] < WORTH * times[table_tile] else table_tile
     drift = max(anchors) / min(anchors)
     return Choice(chosen, times[chosen], table_tile, times[table_tile], read, drift)
 
 
 def _fits(product: Product, tile: Tile) -> bool:
-    has_codebook = product.type.startswith(("IQ1", "IQ2", "IQ3"))
-    split = 1 if product.use == "gate_up" else tile[2]
-    return tile[3] <= split and (has_codebook or not tile[4])
+    lanes, _, simdgroups, split, table, stage = tile
+    types = ("IQ1", "IQ2", "IQ3", "IQ4") if product.use == "matvec" else ("IQ1", "IQ2", "IQ3")
+    fits_stage = product.use == "matvec" and lanes * split <= _STAGE_PARTS
+    return (
+        split <= (1 if product.use == "gate_up" else simdgroups)
+        and (product.type.startswith(types) or not table)
+        and (fits_stage or not stage)
+    )
 
 
 def cache_path() -> str:
@@ -152,10 +159,10 @@ def _read() -> dict[str, dict[Product, Tile]]:
                 product = Product(
                     str(row["use"]), str(row["type"]), int(row["rows"]), int(row["cols"])
                 )
-                lanes, r, simds, split, table = map(int, row["tile"])
-                tile = (lanes, r, simds, split, table)
+                lanes, r, simds, split, table, stage = map(int, row["tile"])
+                tile = (lanes, r, simds, split, table, stage)
                 known = lanes in _LANES and r in _ROWS and simds in _SIMDGROUPS and split in _SPLITS
-                if known and table in (0, 1) and _fits(product, tile):
+                if known and {table, stage} <= {0, 1} and _fits(product, tile):
                     found.setdefault(str(device), {})[product] = tile
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

@@ -172,7 +172,7 @@ class GpuBackend final : public Backend {
     check("experts a token", config_.n_expert_used, 32, 1);
     check("head width", config_.d_head, 256, 4);
     check("index head width", config_.d_index, 256, 4);
-    check("delta net head width", config_.d_linear_head, 256, 4);
+    check("delta net head width", config_.d_linear_head, 256, 1);
   }
 
   // Records are read where they land.

@@ -10,8 +10,9 @@ std::string kernel_name(const char* base, WeightType type, uint32_t rows, bool t
   return name;
 }
 
-bool has_codebook(WeightType type) {
+bool has_threadgroup_table(std::string_view base, WeightType type) {
   switch (type) {
+    case WeightType::kIQ4_NL: case WeightType::kIQ4_XS: return base == "matvec";
     case WeightType::kIQ1_S: case WeightType::kIQ1_M: case WeightType::kIQ2_XXS: case WeightType::kIQ2_XS:
     case WeightType::kIQ2_S: case WeightType::kIQ3_XXS: case WeightType::kIQ3_S: return true;
     default: return false;
@@ -32,7 +33,7 @@ std::vector<std::string> all_kernel_names() {
     for (const char* base : {"matvec", "expert_gate_up", "expert_down"}) {
       for (const uint32_t rows : {1u, 2u, 4u}) {
         names.push_back(kernel_name(base, t.type, rows));
-        if (has_codebook(t.type)) names.push_back(kernel_name(base, t.type, rows, true));
+        if (has_threadgroup_table(base, t.type)) names.push_back(kernel_name(base, t.type, rows, true));
       }
     }
   }

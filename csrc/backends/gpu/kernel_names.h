@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "abi/weight_types.h"
@@ -14,8 +15,9 @@ namespace esker::gpu {
 std::string kernel_name(const char* base, WeightType type, uint32_t rows = 0,
                         bool threadgroup_table = false);
 
-// Types whose codebook is large enough to be worth a copy in threadgroup memory.
-bool has_codebook(WeightType type);
+// Whether there is a variant with the type's codebook in threadgroup memory: of the grids, and of the 16 values
+// of IQ4_NL and IQ4_XS in "matvec", which otherwise computes them.
+bool has_threadgroup_table(std::string_view base, WeightType type);
 
 // Every name that a lowering may use.
 std::vector<std::string> all_kernel_names();

@@ -46,7 +46,7 @@ struct Operand {
 
 struct Launch {
   std::string kernel;
-  std::array<Constant, 3> constants{};
+  std::array<Constant, 4> constants{};
   uint32_t n_constants = 0;
   std::array<uint8_t, 64> args{};
   uint32_t args_bytes = 0;

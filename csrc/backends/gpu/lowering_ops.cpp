@@ -23,11 +23,12 @@ uint32_t rows_of(const Tile& t) { return t.simdgroups / t.split * (32 / t.lanes)
 template <class Args>
 Launch tiled_launch(const char* base, WeightType type, const Args& args, const Tile& t,
                     std::vector<Operand> operands, Extent groups) {
-  Launch l = make_launch(kernel_name(base, type, t.rows, t.threadgroup_table && has_codebook(type)), args,
-                         std::move(operands), groups, 32 * t.simdgroups);
+  const bool in_threadgroup = t.threadgroup_table && has_threadgroup_table(base, type);
+  Launch l = make_launch(kernel_name(base, type, t.rows, in_threadgroup), args, std::move(operands), groups,
+                         32 * t.simdgroups);
   l.constants = {Constant{kLanesConstant, t.lanes}, Constant{kSplitConstant, t.split},
-                 Constant{kTokensConstant, args.tokens}};
-  l.n_constants = 3;
+                 Constant{kTokensConstant, args.tokens}, Constant{kStageConstant, t.stage ? 1u : 0u}};
+  l.n_constants = 4;
   return l;
 }
 
@@ -173,7 +174,7 @@ void Lowering::Pass::delta_chunk(const Op& op) {
   launch("delta_prepare", args, operands(true),
          {groups_of(run_.n_tokens, kDeltaTokens), c_.n_key_head}, 128);
   launch("delta_chunk", args, operands(false),
-         {groups_of(c_.d_linear_head, c_.d_linear_head > 128 ? 16 : 32), c_.n_value_head}, 64);
+         {groups_of(c_.d_linear_head, 32), c_.n_value_head}, 128);
 }
 
 void Lowering::Pass::gdn_norm(const Op& op) {

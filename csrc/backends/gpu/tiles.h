@@ -19,6 +19,7 @@ struct Tile {
   uint32_t simdgroups = 4;  // S: of a threadgroup
   uint32_t split = 1;       // K: simdgroups that share a row
   bool threadgroup_table = false;  // the codebook in threadgroup memory, else constant
+  bool stage = false;              // x through threadgroup memory, else the cache; kMatvec only
   bool operator==(const Tile&) const = default;
 };
 

@@ -16,6 +16,12 @@ namespace esker::gpu {
 namespace {
 
 constexpr int64_t kPollNs = 20'000'000;
+// Parts of x that the staging kernel has room for at a time, for one token.
+constexpr uint32_t kStageParts = 128;
+
+const char* base_of(TileUse use) {
+  return use == TileUse::kMatvec ? "matvec" : use == TileUse::kGateUp ? "expert_gate_up" : "expert_down";
+}
 
 class Bench {
  public:
@@ -124,7 +130,8 @@ bool tile_fits(const TuneCase& what, const Tile& t) {
   return is_power(t.lanes) && t.lanes >= 4 && t.lanes <= 32 && is_power(t.rows) && t.rows <= 4 &&
          is_power(t.simdgroups) && t.simdgroups <= 16 && is_power(t.split) && t.split <= t.simdgroups &&
          (what.use != TileUse::kGateUp || t.split == 1) &&
-         (!t.threadgroup_table || has_codebook(what.type));
+         (!t.threadgroup_table || has_threadgroup_table(base_of(what.use), what.type)) &&
+         (!t.stage || (what.use == TileUse::kMatvec && t.split * t.lanes <= kStageParts));
 }
 
 TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& tiles,

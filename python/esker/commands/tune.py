@@ -67,7 +67,9 @@ def _named(product: tiles.Product) -> str:
 
 def _line(product: tiles.Product, choice: tiles.Choice) -> str:
     def shown(tile: tiles.Tile) -> str:
-        return ",".join(map(str, tile[:4])) + (" table in threadgroup memory" if tile[4] else "")
+        staged = [name for name, there in zip(("table", "x"), tile[4:], strict=True) if there]
+        where = f" with {' and '.join(staged)} in threadgroup memory" if staged else ""
+        return ",".join(map(str, tile[:4])) + where
 
     rate = choice.bytes / choice.ns
     return (
