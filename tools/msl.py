@@ -5,13 +5,14 @@
 
 TARGET  metal   one text with its quoted includes resolved, for Metal's own compiler
         cpu     C++ for tests/simt: one fiber a GPU thread
-        check   for clang's check of address spaces and dialect with tests/simt/msl_check.h; never run
+        check   for clang's check of address spaces and dialect (tests/gpu/dialect.py); never run
 
-Metal's language is C++14 with address spaces and attributes. Macros and a header do most of the work;
-what they cannot do is done here, on the text, before any preprocessor runs: quoted includes, kernel
-signatures, threadgroup arrays, function constants and the list of kernels. So these must not come out of a
-macro. A target is a class that says what becomes of each; the parsing is shared. Lines keep their numbers,
-and #line says whose they are, so that compilers, debuggers and sanitizers speak of the .metal file.
+Metal's language is C++14 with address spaces and attributes. Macros and a header do most of the
+work; what they cannot do is done here, on the text, before any preprocessor runs: quoted includes,
+kernel signatures, threadgroup arrays, function constants and the list of kernels. So these must not
+come out of a macro. A target is a class that says what becomes of each; the parsing is shared.
+Lines keep their numbers, and #line says whose they are, so that compilers, debuggers and sanitizers
+speak of the .metal file.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def without_comments(text):
         return match[0] if match[0][0] in "\"'" else blank(match[0])
 
     pattern = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*'
-    return re.sub(pattern, replace, text, flags=re.S)
+    return re.sub(pattern, replace, text, flags=re.DOTALL)
 
 
 def shown(path):
@@ -67,7 +68,7 @@ def shown(path):
 
 
 def flatten(path, include_dirs=(), comments=True, seen=None):
-    """The file with every quoted include in its place, each once, and #line directives around them."""
+    """The file with every quoted include in its place, each once, between #line directives."""
     path = pathlib.Path(path).resolve()
     seen = set() if seen is None else seen
     seen.add(path)
@@ -83,7 +84,11 @@ def flatten(path, include_dirs=(), comments=True, seen=None):
         if not include:
             out.append(lines[number - 1])
             continue
-        found = [p for p in (pathlib.Path(d) / include[1] for d in [path.parent, *include_dirs]) if p.is_file()]
+        found = [
+            p
+            for p in (pathlib.Path(d) / include[1] for d in [path.parent, *include_dirs])
+            if p.is_file()
+        ]
         if not found:
             raise MslError(f"{shown(path)}:{number}: cannot find {include[1]}")
         if found[0].resolve() not in seen:
@@ -163,8 +168,11 @@ class Module:
         self.shown = shown(path)
         code = flatten(path, include_dirs, comments=False)
         drop = r"^[ \t]*(?:#\s*include\s*<metal_\w+>|using\s+namespace\s+metal\s*;)"
-        self.code = re.sub(drop, lambda m: blank(m[0]), code, flags=re.M)
-        self.marks = [(m.end() + 1, int(m[1]), m[2]) for m in re.finditer(r'^#line (\d+) "(.*)"$', code, re.M)]
+        self.code = re.sub(drop, lambda m: blank(m[0]), code, flags=re.MULTILINE)
+        self.marks = [
+            (m.end() + 1, int(m[1]), m[2])
+            for m in re.finditer(r'^#line (\d+) "(.*)"$', code, re.MULTILINE)
+        ]
         self.depths = brace_depths(self.code)
         self.items, self.kernels, self.instances, self.constants = [], {}, [], []
         self.find_constants()
@@ -198,7 +206,9 @@ class Module:
         raise self.error(position, f"'{opening}' is never closed")
 
     def find_constants(self):
-        function = r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\(\s*(\w+)\s*\)\s*\]\]\s*;"
+        function = (
+            r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\(\s*(\w+)\s*\)\s*\]\]\s*;"
+        )
         for m in re.finditer(function, self.code):
             self.constants.append(Constant(m[1], m[2], index=m[3]))
             self.items.append(Item(m.start(), m.end(), self.constants[-1]))
@@ -206,13 +216,21 @@ class Module:
         names = [c.name for c in self.constants]
         computed = r"\b(?:static\s+)?(?:constexpr\s+)?constant\s+(\w+)\s+(\w+)\s*=\s*([^;{}]*);"
         for m in re.finditer(computed, self.code):
-            if names and re.search(rf"\b(?:{'|'.join(names)})\b", m[3]) and self.depth(m.start()) == 0:
+            if (
+                names
+                and re.search(rf"\b(?:{'|'.join(names)})\b", m[3])
+                and self.depth(m.start()) == 0
+            ):
                 self.constants.append(Constant(m[1], m[2], value=m[3].strip()))
                 names.append(m[2])
                 self.items.append(Item(m.start(), m.end(), self.constants[-1]))
                 taken.add(m.start())
         for m in re.finditer(r"\bconstant\s+(?=[\w:]+(?:\s*<[^;<>]*>)?\s+\w+\s*[\[=])", self.code):
-            if m.start() not in taken and self.depth(m.start()) == 0 and self.at_statement(m.start()):
+            if (
+                m.start() not in taken
+                and self.depth(m.start()) == 0
+                and self.at_statement(m.start())
+            ):
                 self.items.append(Item(m.start(), m.end(), Table()))
 
     def at_statement(self, position):
@@ -221,13 +239,18 @@ class Module:
         return not before or before[-1] in "{};" or line.startswith("#")
 
     def find_kernels(self):
-        attribute = r"(?:\[\[\s*kernel\b([^\]]*)\]\]|\bkernel\b)\s*(?:\[\[([^\]]*)\]\]\s*)?void\s+(\w+)\s*\("
+        attribute = (
+            r"(?:\[\[\s*kernel\b([^\]]*)\]\]|\bkernel\b)\s*"
+            r"(?:\[\[([^\]]*)\]\]\s*)?void\s+(\w+)\s*\("
+        )
         for m in re.finditer(attribute, self.code):
             end = self.closing(m.end() - 1)
             brace = re.compile(r"\s*\{").match(self.code, end + 1)
             if not brace:
                 raise self.error(m.start(), f"kernel {m[3]}: no body follows its parameters")
-            threads = re.search(r"max_total_threads_per_threadgroup\s*\(\s*(\w+)\s*\)", (m[1] or "") + (m[2] or ""))
+            threads = re.search(
+                r"max_total_threads_per_threadgroup\s*\(\s*(\w+)\s*\)", (m[1] or "") + (m[2] or "")
+            )
             is_template = bool(re.search(r"\btemplate\s*<[^;{}]*>\s*$", self.code[: m.start()]))
             kernel = Kernel(m[3], is_template, [], threads[1] if threads else "")
             if kernel.name in self.kernels:
@@ -245,9 +268,14 @@ class Module:
             at = self.code.index(text, position)
             position = at + len(text)
             flat = re.sub(r"\s+", " ", text).strip()
-            m = re.match(r"(.*?)(\w+) ?\[\[ ?(\w+) ?(?:\( ?(\w+) ?\))? ?(, ?function_constant\(\w+\))? ?\]\]$", flat)
+            m = re.match(
+                r"(.*?)(\w+) ?\[\[ ?(\w+) ?(?:\( ?(\w+) ?\))? ?(, ?function_constant\(\w+\))? ?\]\]$",
+                flat,
+            )
             if not m:
-                raise self.error(at, f"kernel {kernel.name}: parameter without one attribute: {flat}")
+                raise self.error(
+                    at, f"kernel {kernel.name}: parameter without one attribute: {flat}"
+                )
             parameter = Parameter(m[1].strip(), m[2], m[3], m[4] or "", bool(m[5]))
             self.check_parameter(kernel, parameter, at)
             out.append(parameter)
@@ -271,7 +299,10 @@ class Module:
             raise error(f"[[{parameter.attribute}]] is not known here")
 
     def find_instances(self):
-        head = r'\btemplate\s*\[\[\s*host_name\s*\(\s*"(\w+)"\s*\)\s*\]\]\s*(?:\[\[\s*kernel\s*\]\]|kernel\b)?\s*decltype\s*\('
+        head = (
+            r'\btemplate\s*\[\[\s*host_name\s*\(\s*"(\w+)"\s*\)\s*\]\]\s*'
+            r"(?:\[\[\s*kernel\s*\]\]|kernel\b)?\s*decltype\s*\("
+        )
         for m in re.finditer(head, self.code):
             close = self.closing(m.end() - 1)
             function = re.sub(r"\s+", " ", self.code[m.end() : close]).strip()
@@ -302,9 +333,13 @@ class Module:
             if not declaration:
                 message = "a threadgroup variable is one name a declaration, without an initialiser"
                 raise self.error(m.start(), message)
-            kernel = next((k for k in self.kernels.values() if k.body[0] < m.start() < k.body[1]), None)
+            kernel = next(
+                (k for k in self.kernels.values() if k.body[0] < m.start() < k.body[1]), None
+            )
             if kernel is None or self.depth(m.start()) != self.depth(kernel.body[0]) + 1:
-                raise self.error(m.start(), "a threadgroup variable belongs in the outermost scope of a kernel")
+                raise self.error(
+                    m.start(), "a threadgroup variable belongs in the outermost scope of a kernel"
+                )
             array = Array(declaration[1], declaration[2], declaration[3].strip(), kernel, number)
             self.items.append(Item(m.start(), end + 1, array))
             number += 1
@@ -371,7 +406,7 @@ def split(text):
 
 
 class Cpu:
-    """C++ for tests/simt/msl.h. Address spaces go; a kernel becomes a function, and a table lists them."""
+    """C++ for tests/simt/msl.h. Address spaces go; kernels become functions that a table lists."""
 
     def text(self, text):
         text = re.sub(r"\bconst\s+(device|threadgroup|thread)\b", r"\1 const", text)
@@ -380,7 +415,9 @@ class Cpu:
 
     def replace(self, module, what, text):
         if isinstance(what, Constant):
-            return f"static {what.type} {what.name};" + (f" static bool {what.name}_is_set;" if what.index else "")
+            return f"static {what.type} {what.name};" + (
+                f" static bool {what.name}_is_set;" if what.index else ""
+            )
         if isinstance(what, Table):
             return "const "
         if isinstance(what, Instance):
@@ -388,7 +425,8 @@ class Cpu:
         if isinstance(what, Array):
             return (
                 f"typedef {self.text(what.type)} {what.name}_type{self.text(what.extents)}; "
-                f"auto& {what.name} = *static_cast<{what.name}_type*>(simt::threadgroup_memory({what.number}, "
+                f"auto& {what.name} = *static_cast<{what.name}_type*>("
+                f"simt::threadgroup_memory({what.number}, "
                 f'sizeof({what.name}_type), "{what.name}", simt::Site("threadgroup memory")));'
             )
         parameters = ", ".join(f"{p.type} {p.name}" for p in what.parameters)
@@ -408,10 +446,14 @@ class Cpu:
             *[f"  {c.name} = {c.value};" for c in module.constants if c.value],
             "}",
             f"const simt::Module simt_module({quoted(module.shown)}, {{",
-            *[self.kernel_row(i, instance, constants) for i, instance in enumerate(module.instances)],
+            *[
+                self.kernel_row(i, instance, constants)
+                for i, instance in enumerate(module.instances)
+            ],
             "}, {",
             *[
-                f'  {{"{c.name}", {c.index}, "{c.type}", &{c.name}, sizeof {c.name}, &{c.name}_is_set}},'
+                f'  {{"{c.name}", {c.index}, "{c.type}", '
+                f"&{c.name}, sizeof {c.name}, &{c.name}_is_set}},"
                 for c in constants
             ],
             "}, simt_compute_constants);",
@@ -425,18 +467,20 @@ class Cpu:
         kernel = instance.kernel
         sources = {"buffer": "kBuffer", "threadgroup": "kThreadgroup", **IDS}
         parameters = ", ".join(
-            f'{{"{p.name}", simt::Source::{sources[p.attribute]}, {p.index or 0}, {"true" if p.optional else "false"}}}'
+            f'{{"{p.name}", simt::Source::{sources[p.attribute]}, '
+            f"{p.index or 0}, {str(p.optional).lower()}}}"
             for p in kernel.parameters
         )
         used = ", ".join(str(i) for i, c in enumerate(constants) if c.name in kernel.constants)
         call = f"simt::Call<&{self.text(instance.function)}>"
         threads = kernel.max_threads or "simt::kThreadsMax"
-        row = f'  {{"{instance.name}", {call}::run, {call}::types, {{{parameters}}}, {{{used}}}, {threads}}},'
+        row = f'  {{"{instance.name}", {call}::run, {call}::types, '
+        row += f"{{{parameters}}}, {{{used}}}, {threads}}},"
         return f"#if {i} % SIMT_PARTS == SIMT_PART\n{row}\n#endif"
 
 
 class Check:
-    """For tests/simt/msl_check.h, as C++ for OpenCL or as C++14: the text itself, as far as clang takes it."""
+    """For tests/simt/msl_check.h, as C++ for OpenCL or C++14: the text as far as clang takes it."""
 
     def text(self, text):
         return text
@@ -447,7 +491,7 @@ class Check:
         if isinstance(what, Table):
             return text
         if isinstance(what, Instance):
-            # The first of a kernel's has what can go wrong with address spaces; types are in the others.
+            # A kernel's first has what can go wrong with address spaces; types are in the others.
             first = next(i for i in module.instances if i.kernel is what.kernel)
             condition = "" if what is first else "CHECK_ALL_INSTANCES"
             declaration = f"template decltype({what.function}) {what.function};"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""csrc/abi/kernel_args.h for Python: every struct as a ctypes.Structure, every enumerator as a number.
+"""csrc/abi/kernel_args.h for Python: structs as ctypes.Structure, enumerators as numbers.
 
     abi.MatrixArgs(rows=8, cols=64, ...)    abi.kTileTokens    abi.STRUCTS    abi.CONSTANTS
 
-The header is read when this is imported, so that the two cannot differ; test_abi.py asks a compiler.
+The header is read when this is imported, so that the two cannot differ; test_abi.py asks a
+compiler.
 """
 
 import ctypes

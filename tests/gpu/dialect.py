@@ -3,9 +3,9 @@
 
     python tests/gpu/dialect.py metal/matvec.metal ...
 
-clang, as C++ for OpenCL, knows Metal's address spaces and most of its restrictions; as C++14 it knows the
-language's age. What neither rejects is looked for in clang's syntax tree and in the text. It approximates
-Apple's compiler: names and overloads are those of tests/simt/msl_check.h.
+clang, as C++ for OpenCL, knows Metal's address spaces and most of its restrictions; as C++14 it
+knows the language's age. What neither rejects is looked for in clang's syntax tree and in the text.
+It approximates Apple's compiler: names and overloads are those of tests/simt/msl_check.h.
 """
 
 import functools
@@ -21,11 +21,25 @@ from pathlib import Path
 import simt
 
 # As Metal: no double, no device queues, no writable variables at program scope.
-EXTENSIONS = "-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue,-__opencl_c_program_scope_global_variables"
+EXTENSIONS = "-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue"
+EXTENSIONS += ",-__opencl_c_program_scope_global_variables"
 OPENCL = ["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "-Xclang", f"-cl-ext={EXTENSIONS}"]
-CXX14 = ["-x", "c++", "-std=c++14", "-Wno-everything", "-Werror=c++17-extensions", "-Werror=c++20-extensions"]
+CXX14 = [
+    "-x",
+    "c++",
+    "-std=c++14",
+    "-Wno-everything",
+    "-Werror=c++17-extensions",
+    "-Werror=c++20-extensions",
+]
 # bfloat and half are types of this target in both languages.
-COMMON = ["-fsyntax-only", "-fno-color-diagnostics", "-target", "x86_64-linux-gnu", f"-I{simt.RUNTIME}"]
+COMMON = [
+    "-fsyntax-only",
+    "-fno-color-diagnostics",
+    "-target",
+    "x86_64-linux-gnu",
+    f"-I{simt.RUNTIME}",
+]
 DOUBLE = "double precision constant"  # a warning without a name
 
 
@@ -42,11 +56,13 @@ def run_clang(text, flags):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "check.cpp"
         path.write_text(text, encoding="utf-8")
-        return subprocess.run([*clang(), *COMMON, *flags, str(path)], capture_output=True, text=True)
+        return subprocess.run(
+            [*clang(), *COMMON, *flags, str(path)], capture_output=True, text=True, check=False
+        )
 
 
 def diagnostics(text, flags):
-    """"file:line: message" of each error; the column is left out."""
+    """Of each error "file:line: message"; the column is left out."""
     found = []
     for line in run_clang(text, flags).stderr.split("\n"):
         m = re.match(r"(.*?):(\d+):\d+: (?:fatal )?(error|warning): (.*)", line)
@@ -60,10 +76,18 @@ def diagnostics(text, flags):
 
 class Tree:
     def __init__(self, text):
-        flags = [*OPENCL, "-w", "-Xclang", "-ast-dump=json", "-Xclang", "-ast-dump-filter=metal::user"]
+        flags = [
+            *OPENCL,
+            "-w",
+            "-Xclang",
+            "-ast-dump=json",
+            "-Xclang",
+            "-ast-dump-filter=metal::user",
+        ]
         dumped = run_clang(text, flags).stdout
-        self.errors, self.calls, self.names = [], {}, {}
-        self.file, self.line, self.function = "", 0, None
+        self.text, self.errors = text, []
+        self.calls, self.places, self.first = {}, {}, {}
+        self.at, self.function = 0, None
         decoder, at = json.JSONDecoder(), dumped.find("{")
         while at >= 0:
             node, end = decoder.raw_decode(dumped, at)
@@ -72,17 +96,16 @@ class Tree:
         self.find_recursion()
 
     def report(self, message):
-        error = f"{self.file}:{self.line}: {message}"
-        if error not in self.errors:
-            self.errors.append(error)
+        """At the place of the node at hand, as the #line before it says."""
+        before = self.text[: self.at]
+        mark = list(re.finditer(r'^#line (\d+) "(.*)"$', before, re.MULTILINE))[-1]
+        line = int(mark[1]) + before.count("\n", mark.end() + 1)
+        self.errors.append(f"{mark[2]}:{line}: {message}")
 
     def place(self, node):
-        for where in (node.get("loc", {}), node.get("range", {}).get("begin", {})):
-            where = where.get("expansionLoc", where)
-            self.file = where.get("presumedFile", where.get("file", self.file))
-            if "presumedLine" in where or "line" in where:
-                self.line = where.get("presumedLine", where.get("line"))
-                return
+        where = node.get("loc", {})
+        # Only what stands in the file itself is dumped, so an offset is one in its text.
+        self.at = where.get("expansionLoc", where).get("offset", self.at)
 
     def visit(self, node):
         if not isinstance(node, dict) or node.get("isImplicit") or node.get("explicitlyDefaulted"):
@@ -90,9 +113,11 @@ class Tree:
         self.place(node)
         kind, outer = node.get("kind"), self.function
         if kind in ("FunctionDecl", "CXXMethodDecl"):
-            self.function = node["id"]
-            self.names[node["id"]] = (node.get("name"), self.file, self.line)
-            self.calls.setdefault(node["id"], set())
+            self.function = self.first[node["id"]] = self.first.get(
+                node.get("previousDecl"), node["id"]
+            )
+            self.places[self.function] = (node.get("name"), self.at)
+            self.calls.setdefault(self.function, set())
         self.check(node, kind)
         for child in node.get("inner", ()):
             self.visit(child)
@@ -107,18 +132,23 @@ class Tree:
         if kind == "MemberExpr" and spelled.startswith("<bound member"):
             (base,) = node["inner"]
             inner = (base.get("inner") or [{}])[0].get("type", {}).get("qualType", "")
-            if base.get("castKind") == "AddressSpaceConversion" and re.search("__(global|local|constant)", inner):
-                self.report(f"{node.get('name')}: a method of an object that is not the thread's own")
+            if base.get("castKind") == "AddressSpaceConversion" and re.search(
+                "__(global|local|constant)", inner
+            ):
+                self.report(
+                    f"{node.get('name')}: a method of an object that is not the thread's own"
+                )
         if kind == "DeclRefExpr" and self.function:
             self.calls[self.function].add(node.get("referencedDecl", {}).get("id"))
         if kind == "MemberExpr" and self.function:
             self.calls[self.function].add(node.get("referencedMemberDecl"))
 
     def find_recursion(self):
-        for function, (name, self.file, self.line) in self.names.items():
+        for function, (name, at) in self.places.items():
+            self.at = at
             seen, rest = set(), [function]
             while rest:
-                called = self.calls.get(rest.pop(), set()) - seen
+                called = {self.first.get(f, f) for f in self.calls.get(rest.pop(), ())} - seen
                 seen |= called
                 rest += called
             if function in seen:
@@ -131,11 +161,14 @@ LINTS = [
     (r"\bstd::", "std::"),
     (r"(?:[=(,{]|\breturn)\s*\[[^\[\]]*\]\s*[({]", "a lambda"),
     (r"\bthread_elements\s*\(", "thread_elements(): which lane has what is not documented"),
-    (r"\.(?:[xyzw]{2,4}|[rgba]{1,4}|s[0-9a-fA-F]+)\b(?!\s*\()", "a swizzle"),
+    (r"\.[xyzw]{2,4}\b", "a swizzle"),
     (r"\bmemory_order_(?!relaxed\b)\w+", "an atomic that is not relaxed"),
     (r"\bsimdgroup_matrix\s*<(?!\s*\w+\s*,\s*8\s*,\s*8\s*>)", "a simdgroup_matrix that is not 8x8"),
 ]
-TOGETHER = r"\b(?:simd_(?!is_first|vote)\w+|simdgroup_(?:barrier|load|store|multiply\w*)|threadgroup_barrier)\s*\("
+TOGETHER = (
+    r"\b(?:simd_(?!is_first|vote)\w+|simdgroup_(?:barrier|load|store|multiply\w*)|"
+    r"threadgroup_barrier)\s*\("
+)
 
 
 def lint(path, folders):
@@ -150,10 +183,17 @@ def lint(path, folders):
     for kernel in module.kernels.values():
         indices = [p.index for p in kernel.parameters if p.attribute == "buffer"]
         if indices != [str(i) for i in range(len(indices))]:
-            errors.append(f"{module.shown}: kernel {kernel.name}: buffers {', '.join(indices)} are not 0, 1, ...")
+            errors.append(
+                f"{module.shown}: kernel {kernel.name}: "
+                f"buffers {', '.join(indices)} are not 0, 1, ..."
+            )
         for p in kernel.parameters:
-            if p.attribute == "buffer" and re.search(r"(?<!packed_)\b(?:float|half|bfloat|u?int|u?short|u?char)3\s*[*&]", p.type):
-                errors.append(f"{module.shown}: kernel {kernel.name}, {p.name}: a vector of three in a buffer")
+            if p.attribute == "buffer" and re.search(
+                r"(?<!packed_)\b(?:float|half|bfloat|u?int|u?short|u?char)3\s*[*&]", p.type
+            ):
+                errors.append(
+                    f"{module.shown}: kernel {kernel.name}, {p.name}: a vector of three in a buffer"
+                )
     return errors
 
 
@@ -168,7 +208,7 @@ def check(path, folders=()):
     errors += diagnostics("#define CHECK_INSTANCES 1\n" + text, CXX14)
     if not errors:
         errors += Tree(text).errors
-    return errors + lint(path, folders)
+    return list(dict.fromkeys(errors + lint(path, folders)))
 
 
 def main(paths):

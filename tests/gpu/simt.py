@@ -5,14 +5,15 @@
     dev.run("matvec_Q8_0_r1", args, [w, x, y], groups=(8, 1, 1), threads=(128, 1, 1),
             constants={abi.kLanesConstant: 32}, order="reverse")
 
-args (a ctypes structure, or bytes) is buffer 0, the arrays are those after it, written in place. What a kernel
-does wrong raises SimtError. Libraries are kept by the hash of all that goes into them, in $ESKER_SIMT_CACHE
-or in the system's folder for temporary files.
+args (a ctypes structure, or bytes) is buffer 0, the arrays are those after it, written in place.
+What a kernel does wrong raises SimtError. Libraries are kept by the hash of all that goes into
+them, in $ESKER_SIMT_CACHE or in the system's folder for temporary files.
 
     python tests/gpu/simt.py address,undefined|thread [what pytest takes]
 
-runs tests with kernels compiled that way; the first finding ends the process. Where ESKER_SIMT_KERNELS is a
-pattern, only kernels of such names are compiled, and tests that want others are skipped.
+runs tests with kernels compiled that way; the first finding ends the process. Where
+ESKER_SIMT_KERNELS is a pattern, only kernels of such names are compiled, and tests that want others
+are skipped.
 """
 
 import concurrent.futures
@@ -40,10 +41,17 @@ RUNTIME_FILES = ("capi.cpp", "faults.cpp", "fiber.cpp", "runtime.cpp")
 ORDERS = ("forward", "reverse", "random")
 SANITIZE = os.environ.get("ESKER_SIMT_SANITIZE", "")
 ONLY = os.environ.get("ESKER_SIMT_KERNELS", "")
-BASE_FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-I{RUNTIME}"]
-# Kernels cast pointers as GPUs allow, and a sum is what the source says. A sanitizer is not to sort them.
-KERNEL_FLAGS = ["-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wno-unused", "-Wno-unknown-pragmas"]
-KERNEL_FLAGS += ["-Wno-deprecated-enum-enum-conversion"]  # arithmetic of enumerators is how C++14 does constants
+# Kernels cast pointers as GPUs allow, and a sum is what the source says.
+KERNEL_FLAGS = [
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wno-unused",
+    "-Wno-unknown-pragmas",
+]
+KERNEL_FLAGS += [
+    "-Wno-deprecated-enum-enum-conversion"
+]  # arithmetic of enumerators is how C++14 does constants
 
 
 class SimtError(RuntimeError):
@@ -62,7 +70,10 @@ msl = load_tool("msl")
 
 @functools.cache
 def cache_dir():
-    name = os.environ.get("ESKER_SIMT_CACHE") or Path(tempfile.gettempdir()) / f"esker-simt-{os.getuid()}"
+    name = (
+        os.environ.get("ESKER_SIMT_CACHE")
+        or Path(tempfile.gettempdir()) / f"esker-simt-{os.getuid()}"
+    )
     path = Path(name)
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -84,7 +95,9 @@ def write_whole(path, text):
 def include_dirs():
     """Where quoted includes of kernels are looked for; the last has what the build generates."""
     script = ROOT / "tools" / "gen_codebooks.py"
-    generated = cache_dir() / f"generated-{digest(script.read_text(), importlib.metadata.version('gguf'))}"
+    generated = (
+        cache_dir() / f"generated-{digest(script.read_text(), importlib.metadata.version('gguf'))}"
+    )
     header = generated / "formats" / "codebooks_metal.h"
     if not header.exists():
         write_whole(header, load_tool("gen_codebooks").generate_metal())
@@ -101,14 +114,27 @@ def compiler():
 
 @functools.cache
 def compiler_version():
-    return subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [compiler(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@functools.cache
+def base_flags():
+    # g++ would merge templates' variables of different libraries.
+    unique = ["-fno-gnu-unique"] if "Free Software Foundation" in compiler_version() else []
+    return ["-std=c++20", "-fPIC", "-fvisibility=hidden", *unique, f"-I{RUNTIME}"]
 
 
 @functools.cache
 def machine_flags():
     """Halves and fused multiply-adds in hardware where this machine has them: libm's are slow."""
     with contextlib.suppress(OSError):
-        flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+        flags = set(
+            re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[
+                1
+            ].split()
+        )
         if {"avx2", "fma", "f16c", "bmi2"} <= flags:
             return ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
     return []
@@ -116,20 +142,25 @@ def machine_flags():
 
 def kernel_flags(sanitize):
     """-O2 compiles up to three times as long and runs no faster than the tests need."""
-    flags = [*BASE_FLAGS, *KERNEL_FLAGS, *machine_flags(), "-O1", "-g1"]
+    flags = [*base_flags(), *KERNEL_FLAGS, *machine_flags(), "-O1", "-g1"]
     if not sanitize:
         return flags
-    return [*flags, f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    return [
+        *flags,
+        f"-fsanitize={sanitize}",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ]
 
 
 def runtime_flags(sanitize):
     """The runtime is never instrumented; it is told what the kernels are."""
     told = ["-DSIMT_ASAN"] * ("address" in sanitize) + ["-DSIMT_TSAN"] * ("thread" in sanitize)
-    return [*BASE_FLAGS, *told, "-O2", "-g1", "-fno-builtin", "-U_FORTIFY_SOURCE"]
+    return [*base_flags(), *told, "-O2", "-g1", "-fno-builtin", "-U_FORTIFY_SOURCE"]
 
 
 def compile_command(command):
-    done = subprocess.run([compiler(), *command], capture_output=True, text=True)
+    done = subprocess.run([compiler(), *command], check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise SimtError(f"[simt] {' '.join(command)}\n{done.stderr[-6000:]}")
 
@@ -153,13 +184,16 @@ def make(path, build):
 
 
 def runtime_object(name, sanitize, sources):
-    path = cache_dir() / f"{digest(sources, compiler_version(), runtime_flags(sanitize))}-{Path(name).stem}.o"
+    path = (
+        cache_dir()
+        / f"{digest(sources, compiler_version(), runtime_flags(sanitize))}-{Path(name).stem}.o"
+    )
     command = [*runtime_flags(sanitize), "-c", str(RUNTIME / name), "-o"]
     return make(path, lambda folder: compile_command([*command, str(folder / path.name)]))
 
 
 def build(file, folders=(), sanitize=SANITIZE):
-    """The shared library of a .metal file, compiled by as many processes as it has much to compile."""
+    """The shared library of a .metal file; several processes compile a file of many kernels."""
     try:
         source = msl.translate("cpu", file, [*folders, *include_dirs()], ONLY)
     except msl.MslError as error:
@@ -167,7 +201,9 @@ def build(file, folders=(), sanitize=SANITIZE):
     sources = "".join(p.read_text() for p in sorted(RUNTIME.glob("*.h")))
     sources += "".join((RUNTIME / name).read_text() for name in RUNTIME_FILES)
     flags = kernel_flags(sanitize)
-    path = cache_dir() / f"{digest(source, sources, compiler_version(), flags)}-{Path(file).stem}.so"
+    path = (
+        cache_dir() / f"{digest(source, sources, compiler_version(), flags)}-{Path(file).stem}.so"
+    )
     n_kernel = source.count("SIMT_PARTS == SIMT_PART\n")
     parts = max(1, min(os.cpu_count() or 1, n_kernel // 4, 8))
 
@@ -184,7 +220,9 @@ def build(file, folders=(), sanitize=SANITIZE):
         objects = [runtime_object(name, sanitize, sources) for name in RUNTIME_FILES]
         instrument = [f"-fsanitize={sanitize}"] if sanitize else []
         objects = [str(p) for p in [*names, *objects]]
-        compile_command(["-shared", *instrument, *objects, "-o", str(folder / path.name), "-ldl", "-lpthread"])
+        compile_command(
+            ["-shared", *instrument, *objects, "-o", str(folder / path.name), "-ldl", "-lpthread"]
+        )
 
     return make(path, compile_parts)
 
@@ -248,8 +286,12 @@ class Device:
         bound = [] if args is None else [np.frombuffer(bytes(args), np.uint8)]
         bound += buffers
         for i, array in enumerate(bound):
-            if array is not None and not (isinstance(array, np.ndarray) and array.flags.c_contiguous):
-                raise TypeError(f"buffer {i} of {name}: want a C-contiguous numpy array, got {type(array)}")
+            if array is not None and not (
+                isinstance(array, np.ndarray) and array.flags.c_contiguous
+            ):
+                raise TypeError(
+                    f"buffer {i} of {name}: want a C-contiguous numpy array, got {type(array)}"
+                )
         table = (Buffer * max(1, len(bound)))()
         for i, array in enumerate(bound):
             if array is not None:
@@ -291,8 +333,14 @@ def with_lines(message):
     def place(match):
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             command = ["addr2line", "-i", "-e", match[1], match[2]]
-            found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-            known = [re.sub(r" \(.*", "", line) for line in found if "?" not in line and "/simt/msl" not in line]
+            found = subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.split("\n")
+            known = [
+                re.sub(r" \(.*", "", line)
+                for line in found
+                if "?" not in line and "/simt/msl" not in line
+            ]
             if known:
                 return "at " + known[0].removeprefix(f"{ROOT}/")
         return match[0]
@@ -307,11 +355,13 @@ def device(name):
 
 
 def sanitized_environment(sanitize):
-    """What a process needs to load such a library, or None where the compiler has no such sanitizer.
+    """What a process needs to load such a library; None where the compiler lacks the sanitizer.
 
     The first finding ends the process, with exit status 99.
     """
-    names = ["libasan.so"] if "address" in sanitize else ["libtsan.so"] if "thread" in sanitize else []
+    names = (
+        ["libasan.so"] if "address" in sanitize else ["libtsan.so"] if "thread" in sanitize else []
+    )
     preload = []
     for name in names:
         command = [compiler(), f"-print-file-name={name}"]
@@ -336,7 +386,9 @@ def main(arguments):
     if environment is None:
         print(f"{compiler()} has no library for -fsanitize={arguments[0]}", file=sys.stderr)
         return 2
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments[1:]], env=environment).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments[1:]], env=environment, check=False
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A control for tests/simt: attention kernels of MLX, which Apple's compiler accepts and Macs run.
 
-They are taken unmodified from the wheel that MLX publishes (MIT licence, not part of this repository); a
-prelude stands in for the one template of theirs that is used.
+They are taken unmodified from the wheel that MLX publishes (MIT licence, not part of this
+repository); a prelude stands in for the one template of theirs that is used.
 """
 
 import os
@@ -42,13 +42,28 @@ def fetch():
     folder = simt.cache_dir() / f"mlx-metal-{VERSION}"
     if not (folder / "sdpa_vector.h").exists():
         with tempfile.TemporaryDirectory(dir=simt.cache_dir()) as wheels:
-            command = [sys.executable, "-m", "pip", "download", f"mlx-metal=={VERSION}", "--no-deps", "-d", wheels]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                f"mlx-metal=={VERSION}",
+                "--no-deps",
+                "-d",
+                wheels,
+            ]
             command += ["--platform", "macosx_14_0_arm64", "--only-binary=:all:", "--retries", "1"]
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 said = done.stdout + done.stderr
-                if "No module named pip" in said or "from versions: none" in said or "connection" in said:
-                    pytest.skip(f"pip cannot reach an index that has mlx-metal: {said.strip().splitlines()[-1]}")
+                if (
+                    "No module named pip" in said
+                    or "from versions: none" in said
+                    or "connection" in said
+                ):
+                    pytest.skip(
+                        f"pip reaches no index that has mlx-metal: {said.strip().splitlines()[-1]}"
+                    )
                 pytest.fail(said)
             (wheel,) = os.listdir(wheels)
             with zipfile.ZipFile(os.path.join(wheels, wheel)) as archive:
@@ -96,7 +111,15 @@ def inputs(kind, d, n_key, n_token=3, n_head=4, n_kv=2):
 
 
 def constants(**chosen):
-    values = {HAS_MASK: 0, TRANSPOSED: 0, CAUSAL: 0, BOOL_MASK: 0, FLOAT_MASK: 0, HAS_SINKS: 0, BLOCKS: 0}
+    values = {
+        HAS_MASK: 0,
+        TRANSPOSED: 0,
+        CAUSAL: 0,
+        BOOL_MASK: 0,
+        FLOAT_MASK: 0,
+        HAS_SINKS: 0,
+        BLOCKS: 0,
+    }
     return values | {globals()[name]: value for name, value in chosen.items()}
 
 
@@ -120,12 +143,31 @@ def test_attention_in_one_pass(mlx, kind, d, case, order):
     out = np.full(q.shape, np.nan, kind)
     size = number(n_key * d, np.uint64), number(d, np.uint64)
     buffers = [q, k, v, out, number(2), number(n_key), *size, *size, number(scale, np.float32)]
-    buffers += [mask, None, number(1), number(n_key), number(n_token * n_key), sinks, number(n_head)]
-    chosen = {"all": {}, "causal": {"CAUSAL": 1}, "mask": {"HAS_MASK": 1, "BOOL_MASK": 1}, "sinks": {"HAS_SINKS": 1}}
+    buffers += [
+        mask,
+        None,
+        number(1),
+        number(n_key),
+        number(n_token * n_key),
+        sinks,
+        number(n_head),
+    ]
+    chosen = {
+        "all": {},
+        "causal": {"CAUSAL": 1},
+        "mask": {"HAS_MASK": 1, "BOOL_MASK": 1},
+        "sinks": {"HAS_SINKS": 1},
+    }
     name = f"one_{'half' if kind == np.float16 else 'float'}_{d}"
-    settings = {"groups": (n_head, n_token), "threads": (1024,), "constants": constants(**chosen[case])}
+    settings = {
+        "groups": (n_head, n_token),
+        "threads": (1024,),
+        "constants": constants(**chosen[case]),
+    }
     mlx.run(name, None, buffers, order=order, **settings)
-    given = {"causal": {"causal": True}, "mask": {"mask": mask}, "sinks": {"sinks": sinks}}.get(case, {})
+    given = {"causal": {"causal": True}, "mask": {"mask": mask}, "sinks": {"sinks": sinks}}.get(
+        case, {}
+    )
     check(out, attention(q, k, v, scale, **given), kind)
 
 
@@ -139,11 +181,31 @@ def test_attention_in_two_passes(mlx, kind, d, order):
     sums, tops = (np.full((n_head, n_token, blocks), np.nan, np.float32) for _ in range(2))
     out = np.full(q.shape, np.nan, kind)
     size = number(n_key * d, np.uint64), number(d, np.uint64)
-    buffers = [q, k, v, partials, sums, tops, None, number(n_key), *size, *size, number(scale, np.float32)]
+    buffers = [
+        q,
+        k,
+        v,
+        partials,
+        sums,
+        tops,
+        None,
+        number(n_key),
+        *size,
+        *size,
+        number(scale, np.float32),
+    ]
     tail = f"{'half' if kind == np.float16 else 'float'}_{d}"
     chosen = constants(CAUSAL=1, BLOCKS=blocks)
     grid = {"groups": (2, 1, blocks), "threads": (32, n_head // 2, n_token)}
     mlx.run(f"parts_{tail}", None, buffers, constants=chosen, order=order, **grid)
     buffers = [partials, sums, tops, out, number(blocks)]
-    mlx.run(f"whole_{tail}", None, buffers, groups=(n_head, n_token), threads=(1024,), constants=chosen, order=order)
+    mlx.run(
+        f"whole_{tail}",
+        None,
+        buffers,
+        groups=(n_head, n_token),
+        threads=(1024,),
+        constants=chosen,
+        order=order,
+    )
     check(out, attention(q, k, v, scale, causal=True), kind)

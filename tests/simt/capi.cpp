@@ -6,8 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 
 #include "simt.h"
 
@@ -25,7 +27,8 @@ class Guarded {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t whole = (b.bytes + page - 1) / page * page;
     mapped_bytes_ = whole + 2 * kGuardBytes;
-    void* memory = mmap(nullptr, mapped_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, mapped_bytes_, PROT_NONE, kFlags, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     memory_ = static_cast<unsigned char*>(memory);
     mprotect(memory_ + kGuardBytes, whole, PROT_READ | PROT_WRITE);
@@ -101,11 +104,10 @@ std::string run(const simt::Kernel& kernel, const simt::Buffer* buffers, size_t 
   }
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
     if (kernel.parameters[i].source != simt::Source::kBuffer || !kernel.types[i].writable) continue;
+    const uint32_t index = kernel.parameters[i].index;
+    if (index >= n_buffer || buffers[index].data == nullptr) continue;
     for (const auto& c : copies) {
-      if (kernel.parameters[i].index < n_buffer && c->original().data == buffers[kernel.parameters[i].index].data &&
-          c->original().data != nullptr) {
-        c->copy_back();
-      }
+      if (c->original().data == buffers[index].data) c->copy_back();
     }
   }
   return "";
@@ -131,8 +133,8 @@ SIMT_EXPORT const char* simt_constant_type(size_t kernel, uint32_t index) {
 SIMT_EXPORT const char* simt_dispatch(size_t kernel, const simt::Buffer* buffers, size_t n_buffer,
                                       const uint32_t sizes[6], const simt::ConstantValue* constants,
                                       size_t n_constant, const size_t* threadgroup_bytes,
-                                      size_t n_threadgroup_bytes, uint32_t order, uint64_t seed, uint32_t workers,
-                                      uint32_t guarded) {
+                                      size_t n_threadgroup_bytes, uint32_t order, uint64_t seed,
+                                      uint32_t workers, uint32_t guarded) {
   static thread_local std::string error;
   simt::Launch launch;
   launch.groups = {sizes[0], sizes[1], sizes[2]};
@@ -144,7 +146,8 @@ SIMT_EXPORT const char* simt_dispatch(size_t kernel, const simt::Buffer* buffers
   launch.workers = workers;
   const simt::Kernel& of = *simt::kernels()[kernel];
   try {
-    error = guarded != 0 ? run(of, buffers, n_buffer, launch) : simt::dispatch(of, {buffers, n_buffer}, launch);
+    error = guarded != 0 ? run(of, buffers, n_buffer, launch)
+                         : simt::dispatch(of, {buffers, n_buffer}, launch);
   } catch (const std::exception& e) {
     error = std::string("[simt] ") + e.what();
   }

@@ -56,8 +56,8 @@ std::string Fault::describe(bool in_guard_page) const {
                                       : "access to memory that is not the kernel's";
   Dl_info info;
   if (instruction != nullptr && dladdr(instruction, &info) != 0 && info.dli_fname != nullptr) {
-    std::snprintf(text, sizeof text, "%s [%s+0x%jx]", what, info.dli_fname,
-                  static_cast<uintmax_t>(static_cast<char*>(instruction) - static_cast<char*>(info.dli_fbase)));
+    const auto offset = static_cast<char*>(instruction) - static_cast<char*>(info.dli_fbase);
+    std::snprintf(text, sizeof text, "%s [%s+0x%jx]", what, info.dli_fname, static_cast<uintmax_t>(offset));
     return text;
   }
   return what;

@@ -70,7 +70,8 @@ CHECK_VECTORS(ulong)
 namespace metal {
 
 #define CHECK_EACH(OF, name) \
-  OF(float, name) OF(float2, name) OF(float3, name) OF(float4, name) OF(half, name) OF(half2, name) OF(half4, name)
+  OF(float, name) OF(float2, name) OF(float3, name) OF(float4, name) \
+  OF(half, name) OF(half2, name) OF(half4, name)
 #define CHECK_UNARY(T, name) T name(T);
 #define CHECK_BINARY(T, name) T name(T, T);
 #define CHECK_TERNARY(T, name) T name(T, T, T);
@@ -241,7 +242,8 @@ template <typename T, int R, int C>
 simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T);
 #define CHECK_MATRICES(space)                                                                                \
   template <typename T>                                                                                      \
-  void simdgroup_load(thread simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0, bool = false); \
+  void simdgroup_load(thread simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0,              \
+                      bool = false);                                                                         \
   template <typename T>                                                                                      \
   void simdgroup_store(simdgroup_matrix<T, 8, 8>, space T*, ulong = 8, ulong2 = 0, bool = false);
 CHECK_MATRICES(device)
@@ -252,6 +254,7 @@ template <typename D, typename A, typename B, typename C>
 void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>,
                                    simdgroup_matrix<B, 8, 8>, simdgroup_matrix<C, 8, 8>);
 template <typename D, typename A, typename B>
-void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>);
+void simdgroup_multiply(thread simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>,
+                        simdgroup_matrix<B, 8, 8>);
 
 }  // namespace metal

@@ -194,16 +194,16 @@ SIMT_ATOMIC(or, __atomic_fetch_or)
 SIMT_ATOMIC(xor, __atomic_fetch_xor)
 #undef SIMT_ATOMIC
 template <typename T>
-inline T atomic_fetch_min_explicit(atomic<T>* a, plain<T> v, memory_order) {
-  T old = __atomic_load_n(&a->value, __ATOMIC_RELAXED);
-  while (v < old && !__atomic_compare_exchange_n(&a->value, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+inline T atomic_fetch_min_explicit(atomic<T>* a, plain<T> v, memory_order order) {
+  T old = atomic_load_explicit(a, order);
+  while (v < old && !atomic_compare_exchange_weak_explicit(a, &old, v, order, order)) {
   }
   return old;
 }
 template <typename T>
-inline T atomic_fetch_max_explicit(atomic<T>* a, plain<T> v, memory_order) {
-  T old = __atomic_load_n(&a->value, __ATOMIC_RELAXED);
-  while (old < v && !__atomic_compare_exchange_n(&a->value, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+inline T atomic_fetch_max_explicit(atomic<T>* a, plain<T> v, memory_order order) {
+  T old = atomic_load_explicit(a, order);
+  while (old < v && !atomic_compare_exchange_weak_explicit(a, &old, v, order, order)) {
   }
   return old;
 }
@@ -255,7 +255,8 @@ inline void simdgroup_load(simdgroup_matrix<T>& m, const T* from, ulong elements
 }
 template <typename T>
 inline void simdgroup_store(const simdgroup_matrix<T>& m, T* to, ulong elements_per_row = 8,
-                            ulong2 origin = ulong2(0), bool transposed = false, SIMT_SITE("simdgroup_store")) {
+                            ulong2 origin = ulong2(0), bool transposed = false,
+                            SIMT_SITE("simdgroup_store")) {
   simd_exchange(0, site);
   for (uint i = 0; i < 2; ++i) to[matrix_offset(i, elements_per_row, origin, transposed)] = m.elements[i];
 }
@@ -281,8 +282,8 @@ inline void simdgroup_multiply_accumulate(simdgroup_matrix<D>& d, const simdgrou
   for (uint i = 0; i < 2; ++i) d.elements[i] = static_cast<D>(sums[i]);
 }
 template <typename D, typename A, typename B>
-inline void simdgroup_multiply(simdgroup_matrix<D>& d, const simdgroup_matrix<A>& a, const simdgroup_matrix<B>& b,
-                               SIMT_SITE("simdgroup_multiply")) {
+inline void simdgroup_multiply(simdgroup_matrix<D>& d, const simdgroup_matrix<A>& a,
+                               const simdgroup_matrix<B>& b, SIMT_SITE("simdgroup_multiply")) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), site);
 }
 

@@ -37,7 +37,8 @@ namespace {
 // Around every threadgroup array: what is written there was written out of bounds.
 constexpr size_t kGapBytes = 64;
 constexpr size_t kArraysMax = 64;
-constexpr size_t kArenaBytes = kThreadgroupMemoryBytesMax + (kArraysMax + 1) * 2 * kGapBytes;
+constexpr size_t kArgumentsMax = 31;  // of threadgroup memory, as in Metal
+constexpr size_t kArenaBytes = kThreadgroupMemoryBytesMax + (kArraysMax + kArgumentsMax + 1) * 2 * kGapBytes;
 
 std::vector<const Module*>& modules() {
   static std::vector<const Module*> list;
@@ -74,7 +75,12 @@ std::string text_of(const Position& p) {
   return "(" + std::to_string(p.v[0]) + ", " + std::to_string(p.v[1]) + ", " + std::to_string(p.v[2]) + ")";
 }
 
+// How a lane's share of a round ends.
 enum class Stop : uint32_t { kSimd, kBarrier, kReturn };
+
+bool same(const Site& a, const Site& b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 // Not a call to memcpy or memset: the race detector would see those.
 void copy_bytes(volatile unsigned char* to, const volatile unsigned char* from, size_t n) {
@@ -151,7 +157,7 @@ class Worker {
   bool check_gaps();
   std::string where(uint32_t lane) const;
   std::string state(Stop stop, const Site& site) const;
-  unsigned char* take(size_t bytes);
+  unsigned char* take(size_t bytes, const char* name);
 
   Dispatch& dispatch_;
   Size groups_, threads_;
@@ -173,8 +179,9 @@ class Worker {
   std::vector<std::unique_ptr<unsigned char[]>> arenas_;
   unsigned char* arena_ = nullptr;
   size_t sync_bytes_, used_ = 0, declared_bytes_ = 0;
-  Array arrays_[kArraysMax];
-  std::vector<void*> arguments_;  // threadgroup memory by index
+  std::vector<Array> taken_;      // in order of their addresses
+  void* arrays_[kArraysMax];      // by number
+  std::vector<void*> arguments_;  // by index
   unsigned char poison_[8];
 };
 
@@ -239,21 +246,23 @@ void Worker::prepare_group(uint64_t group) {
   for (size_t i = 0; i < kArenaBytes; ++i) arena_[i] = poison_[i % 8];
   ASAN_POISON_MEMORY_REGION(arena_, kArenaBytes);
   used_ = declared_bytes_ = 0;
-  std::fill(std::begin(arrays_), std::end(arrays_), Array{});
+  taken_.clear();
+  std::fill(std::begin(arrays_), std::end(arrays_), nullptr);
   arguments_.clear();
   for (const size_t bytes : launch.threadgroup_bytes) {
     declared_bytes_ += bytes;
-    arguments_.push_back(take(bytes));
+    arguments_.push_back(take(bytes, "an argument"));
   }
   fibers_ = all_fibers_ + groups_begun_++ % kBanks * n_lane_;
   for (uint32_t i = 0; i < n_lane_; ++i) fibers_[i]->prepare(lane_main);
   __tsan_release(&dispatch_.begun);
 }
 
-unsigned char* Worker::take(size_t bytes) {
+unsigned char* Worker::take(size_t bytes, const char* name) {
   unsigned char* memory = arena_ + used_ + kGapBytes;
   used_ += (bytes + 15) / 16 * 16 + kGapBytes;
   ASAN_UNPOISON_MEMORY_REGION(memory, bytes);
+  taken_.push_back({name, memory, bytes});
   return memory;
 }
 
@@ -302,7 +311,7 @@ bool Worker::run_round(Simdgroup& s) {
 bool Worker::pass_barrier() {
   const Simdgroup& a = simdgroups_[0];
   for (const Simdgroup& b : simdgroups_) {
-    if (b.stop == a.stop && b.site.line == a.site.line && std::strcmp(b.site.file, a.site.file) == 0) continue;
+    if (b.stop == a.stop && same(b.site, a.site)) continue;
     error_ = "simdgroups diverge: 0 " + state(a.stop, a.site) + ", " + std::to_string(b.first / kSimdWidth) +
              " " + state(b.stop, b.site) + " in threadgroup " + text_of(group_);
     return false;
@@ -318,10 +327,10 @@ void Worker::arrive(Stop stop, const Site& site) {
     s.stop = stop;
     s.site = site;
     s.leader = lane_;
-  } else if (stop != s.stop || site.line != s.site.line || std::strcmp(site.file, s.site.file) != 0) {
+  } else if (stop != s.stop || !same(site, s.site)) {
     stop_with("lanes of a simdgroup diverge: lane " + std::to_string(s.leader % kSimdWidth) + " " +
-              state(s.stop, s.site) + ", lane " + std::to_string(lane_ % kSimdWidth) + " " + state(stop, site) +
-              where(lane_));
+              state(s.stop, s.site) + ", lane " + std::to_string(lane_ % kSimdWidth) + " " +
+              state(stop, site) + where(lane_));
   }
   Fiber& me = *fibers_[lane_];
   if (++s.arrived == s.count) {
@@ -336,7 +345,8 @@ void Worker::barrier(Stop stop, bool orders_memory, const Site& site) {
   Simdgroup& s = simdgroup();
   // Two addresses take turns: with one, a late reader would also be ordered after the next barrier's writers.
   char* sync = reinterpret_cast<char*>(arena_ - sync_bytes_);
-  sync += stop == Stop::kBarrier ? simdgroups_.size() * 2 + barriers_ % 2 : s.first / kSimdWidth * 2 + s.rounds % 2;
+  sync += stop == Stop::kBarrier ? simdgroups_.size() * 2 + barriers_ % 2
+                                 : s.first / kSimdWidth * 2 + s.rounds % 2;
   if (orders_memory) __tsan_release(sync);
   arrive(stop, site);
   if (orders_memory) __tsan_acquire(sync);
@@ -344,44 +354,40 @@ void Worker::barrier(Stop stop, bool orders_memory, const Site& site) {
 
 void* Worker::array(uint32_t number, size_t bytes, const char* name, const Site& site) {
   if (number >= kArraysMax) stop_with("more than " + std::to_string(kArraysMax) + " threadgroup arrays");
-  Array& a = arrays_[number];
-  if (a.memory == nullptr) {
+  if (arrays_[number] == nullptr) {
     declared_bytes_ += bytes;
     if (declared_bytes_ > kThreadgroupMemoryBytesMax) {
-      stop_with(std::string(site.file) + ":" + std::to_string(site.line) + ": " + std::to_string(declared_bytes_) +
-                " bytes of threadgroup memory with " + name + ", " +
+      stop_with(std::string(site.file) + ":" + std::to_string(site.line) + ": " +
+                std::to_string(declared_bytes_) + " bytes of threadgroup memory with " + name + ", " +
                 std::to_string(kThreadgroupMemoryBytesMax) + " are allowed");
     }
-    a = {name, take(bytes), bytes};
+    arrays_[number] = take(bytes, name);
   }
-  return a.memory;
+  return arrays_[number];
 }
 
+// Between the arrays everything is as it was poisoned.
 bool Worker::check_gaps() {
 #ifndef SIMT_ASAN
-  for (size_t i = 0; i < used_ + kGapBytes; ++i) {
-    if (arena_[i] == poison_[i % 8]) continue;
-    const unsigned char* at = arena_ + i;
-    bool inside = false;
-    for (const Array& a : arrays_) inside |= a.memory != nullptr && at >= a.memory && at < a.memory + a.bytes;
-    for (size_t k = 0; k < arguments_.size(); ++k) {
-      const auto* memory = static_cast<const unsigned char*>(arguments_[k]);
-      const size_t bytes = dispatch_.launch.threadgroup_bytes[k];
-      inside |= at >= memory && at < memory + bytes;
-    }
-    if (inside) continue;
-    const Array* nearest = nullptr;
-    for (const Array& a : arrays_) {
-      if (a.memory != nullptr && (nearest == nullptr || std::abs(a.memory - at) < std::abs(nearest->memory - at))) {
-        nearest = &a;
-      }
-    }
-    error_ = std::string("a write outside threadgroup memory, near ") + (nearest ? nearest->name : "an argument") +
-             ", in threadgroup " + text_of(group_);
-    return false;
+  const Array* last = nullptr;
+  size_t i = 0;
+  const auto check_to = [&](const unsigned char* end) {
+    while (arena_ + i < end && arena_[i] == poison_[i % 8]) ++i;
+    return arena_ + i >= end;
+  };
+  for (const Array& a : taken_) {
+    if (!check_to(a.memory)) break;
+    i = static_cast<size_t>(a.memory - arena_) + a.bytes;
+    last = &a;
   }
-#endif
+  if (check_to(arena_ + used_ + kGapBytes)) return true;
+  error_ = std::string("a write outside threadgroup memory, ") +
+           (last == nullptr ? "before the first array" : std::string("behind ") + last->name) +
+           ", in threadgroup " + text_of(group_);
+  return false;
+#else
   return true;
+#endif
 }
 
 Position Worker::value(Source source) const {
@@ -408,8 +414,8 @@ Position Worker::value(Source source) const {
 }
 
 std::string Worker::where(uint32_t lane) const {
-  return ", in threadgroup " + text_of(group_) + ", simdgroup " + std::to_string(lane / kSimdWidth) + ", lane " +
-         std::to_string(lane % kSimdWidth);
+  return ", in threadgroup " + text_of(group_) + ", simdgroup " + std::to_string(lane / kSimdWidth) +
+         ", lane " + std::to_string(lane % kSimdWidth);
 }
 
 std::string Worker::state(Stop stop, const Site& site) const {
@@ -444,6 +450,9 @@ std::string check(const Kernel& kernel, std::span<const Buffer> buffers, const L
     if (std::none_of(launch.constants.begin(), launch.constants.end(), given)) {
       return std::string("function constant ") + c.name + " (" + std::to_string(c.index) + ") has no value";
     }
+  }
+  if (launch.threadgroup_bytes.size() > kArgumentsMax) {
+    return "more than " + std::to_string(kArgumentsMax) + " threadgroup arguments";
   }
   size_t threadgroup_bytes = 0;
   for (const size_t bytes : launch.threadgroup_bytes) threadgroup_bytes += bytes;
@@ -490,9 +499,12 @@ void set_constants(const Module& module, std::span<const ConstantValue> values) 
 
 }  // namespace
 
-Module::Module(const char* file_, std::vector<Kernel> kernels_, std::vector<Constant> constants_,
+Module::Module(const char* file, std::vector<Kernel> its_kernels, std::vector<Constant> its_constants,
                void (*compute)())
-    : file(file_), kernels(std::move(kernels_)), constants(std::move(constants_)), compute_constants(compute) {
+    : file(file),
+      kernels(std::move(its_kernels)),
+      constants(std::move(its_constants)),
+      compute_constants(compute) {
   for (Kernel& k : kernels) k.module = this;
   modules().push_back(this);
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """faults.metal's kernels with inputs and truth, and the faults with how each must be found.
 
-Run as a program it runs the sound kernels in all three orders, then every fault in a process of its own, which
-a sanitizer may end, and says on stderr when each begins.
+Run as a program it runs the sound kernels in all three orders, then every fault in a process of its
+own, which a sanitizer may end, and says on stderr when each begins.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 import simt
 
-# Ways of finding a fault: the runtime's own checks raise (a pattern of the message); a result is wrong
-# in some order; a sanitizer reports (a pattern of the report).
+# Ways of finding a fault: the runtime's own checks raise (a pattern of the message); a result is
+# wrong in some order; a sanitizer reports (a pattern of the report).
 WRONG = "wrong result"
 
 
@@ -42,24 +42,69 @@ OVERFLOW = r"heap-buffer-overflow.*faults\.metal:\d+"
 FAULTS = [
     Fault("row_squares", 1, "no barrier after staging", WRONG, thread=RACE),
     Fault("row_squares", 2, "no barrier before the next chunk", WRONG, thread=RACE),
-    Fault("row_squares", 3, "no barrier before other simdgroups' sums are read", WRONG, thread=RACE),
+    Fault(
+        "row_squares", 3, "no barrier before other simdgroups' sums are read", WRONG, thread=RACE
+    ),
     Fault("row_squares", 4, "a simdgroup's barrier for a threadgroup's", WRONG, thread=RACE),
-    Fault("row_squares", 5, "a read behind a buffer", r"not the kernel's at .*faults\.metal:\d+", address=OVERFLOW),
+    Fault(
+        "row_squares",
+        5,
+        "a read behind a buffer",
+        r"not the kernel's at .*faults\.metal:\d+",
+        address=OVERFLOW,
+    ),
     Fault("row_squares", 6, "a write behind a buffer", "a write right behind", address=OVERFLOW),
-    Fault("row_squares", 7, "a write behind a threadgroup array", "outside threadgroup memory", address="out of bounds"),
+    Fault(
+        "row_squares",
+        7,
+        "a write behind a threadgroup array",
+        "outside threadgroup memory",
+        address="out of bounds",
+    ),
     Fault("row_squares", 8, "threadgroup memory that nobody wrote", WRONG),
-    Fault("row_squares", 9, "a simd operation of some lanes", r"lanes .* diverge: .* simd_sum \(\S*faults\.metal:\d+\)"),
-    Fault("row_squares", 10, "a lane returns before a simd operation", r"diverge: .*lane 31 has returned"),
-    Fault("row_squares", 11, "a barrier in a branch", r"simdgroups diverge: .*threadgroup_barrier .*returned"),
-    Fault("row_squares", 13, "two barriers at once", r"simdgroups diverge: 0 is at \S+ \(.*\), 2 is at"),
+    Fault(
+        "row_squares",
+        9,
+        "a simd operation of some lanes",
+        r"lanes .* diverge: .* simd_sum \(\S*faults\.metal:\d+\)",
+    ),
+    Fault(
+        "row_squares",
+        10,
+        "a lane returns before a simd operation",
+        r"diverge: .*lane 31 has returned",
+    ),
+    Fault(
+        "row_squares",
+        11,
+        "a barrier in a branch",
+        r"simdgroups diverge: .*threadgroup_barrier .*returned",
+    ),
+    Fault(
+        "row_squares",
+        13,
+        "two barriers at once",
+        r"simdgroups diverge: 0 is at \S+ \(.*\), 2 is at",
+    ),
     Fault("row_squares", 16, "a barrier that orders no memory", thread=RACE),
-    Fault("row_squares", 17, "a simdgroup returns before a barrier", r"simdgroups diverge: .*3 has returned"),
+    Fault(
+        "row_squares",
+        17,
+        "a simdgroup returns before a barrier",
+        r"simdgroups diverge: .*3 has returned",
+    ),
     Fault("tile_product", 1, "no barrier before the next step", WRONG, thread=RACE),
     Fault("tile_product", 2, "a fragment's offset", WRONG),
     Fault("tile_product", 3, "a stored fragment read without a barrier", WRONG, thread=RACE),
     Fault("count_values", 1, "threadgroup memory counted in without an atomic", thread=RACE),
     Fault("count_values", 2, "device memory added to without an atomic", thread=RACE),
-    Fault("count_values", 3, "a division by zero", "division by zero at .*faults", address="division by zero"),
+    Fault(
+        "count_values",
+        3,
+        "a division by zero",
+        "division by zero at .*faults",
+        address="division by zero",
+    ),
     Fault("chain", 1, "threadgroups that read each other's results", WRONG, thread=RACE),
 ]
 KERNELS = ("row_squares", "tile_product", "count_values", "chain")
@@ -91,7 +136,13 @@ def run_count_values(run):
     n, per_group = 1000, 300
     values = np.random.default_rng(3).integers(0, 16, n).astype(np.uint32)
     out = np.arange(16, dtype=np.uint32)
-    run("count_values", np.array([n, per_group], np.uint32), [values, out], groups=(4,), threads=(64,))
+    run(
+        "count_values",
+        np.array([n, per_group], np.uint32),
+        [values, out],
+        groups=(4,),
+        threads=(64,),
+    )
     return out.astype(np.float64), np.bincount(values, minlength=16) + np.arange(16.0)
 
 
@@ -130,7 +181,11 @@ def main():
         print(f"begin {fault.name}", file=sys.stderr, flush=True)
         child = os.fork()
         if child == 0:
-            print(f"result {attempt(device, fault.kernel, fault.number, 'forward')[0]}", file=sys.stderr, flush=True)
+            print(
+                f"result {attempt(device, fault.kernel, fault.number, 'forward')[0]}",
+                file=sys.stderr,
+                flush=True,
+            )
             os._exit(0)
         os.waitpid(child, 0)
 
