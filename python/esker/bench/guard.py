@@ -148,7 +148,13 @@ class Guard:
         if self.stopped and self._child is None:
             raise self.error()
         self._entered = True
-        self._thread.start()
+        try:
+            self._thread.start()
+        except KeyboardInterrupt:  # the guard's own, sent before its thread was seen to run
+            self._done.set()
+            if not self._interrupted:
+                raise
+            raise self.error() from None
         return self
 
     def __exit__(
