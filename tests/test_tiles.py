@@ -20,7 +20,10 @@ def choice(tile):
 
 
 def test_choices_are_kept_by_device_and_product():
-    first, second = tiles.Product("matvec", "Q4_K", 640, 2560), tiles.Product("down", "Q2_0", 2560, 640)
+    first, second = (
+        tiles.Product("matvec", "Q4_K", 640, 2560),
+        tiles.Product("down", "Q2_0", 2560, 640),
+    )
     tiles.store("metal", {first: choice((16, 2, 4, 1, 0, 0))})
     tiles.store("metal", {second: choice((8, 2, 4, 1, 0, 0))})
     tiles.store("cuda", {first: choice((4, 1, 8, 2, 0, 0))})
@@ -38,7 +41,9 @@ def test_choices_are_kept_by_device_and_product():
     [
         lambda stored: "no json",
         lambda stored: json.dumps({**stored, "version": 99}),
-        lambda stored: json.dumps({"version": stored["version"], "devices": {"metal": [{"use": 1}]}}),
+        lambda stored: json.dumps(
+            {"version": stored["version"], "devices": {"metal": [{"use": 1}]}}
+        ),
         lambda stored: json.dumps([]),
     ],
 )
@@ -52,7 +57,13 @@ def test_a_damaged_file_holds_nothing(damage):
 
 
 def test_a_tile_that_no_kernel_has_is_left_out():
-    bad = [(5, 1, 4, 1, 0, 0), (32, 3, 4, 1, 0, 0), (32, 1, 2, 4, 0, 0), (32, 1, 4, 1, 1, 0), (32, 1, 8, 8, 0, 1)]
+    bad = [
+        (5, 1, 4, 1, 0, 0),
+        (32, 3, 4, 1, 0, 0),
+        (32, 1, 2, 4, 0, 0),
+        (32, 1, 4, 1, 1, 0),
+        (32, 1, 8, 8, 0, 1),
+    ]
     for tile in bad:
         tiles.store("metal", {tiles.Product("matvec", "Q4_K", 640, 2560): choice(tile)})
         assert tiles.load("metal") == []

@@ -5,10 +5,23 @@ import functools
 
 import simt
 
-FILES = ("attention", "delta", "experts", "expert_matmat", "matmat", "matvec", "mixer", "ple", "route")
+FILES = (
+    "attention",
+    "delta",
+    "experts",
+    "expert_matmat",
+    "matmat",
+    "matvec",
+    "mixer",
+    "ple",
+    "route",
+)
 SOURCES = (
     simt.RUNTIME / "simt_device.cpp",
-    *(simt.ROOT / "csrc" / "base" / name for name in ("aligned_buffer.cpp", "error.cpp", "units.cpp")),
+    *(
+        simt.ROOT / "csrc" / "base" / name
+        for name in ("aligned_buffer.cpp", "error.cpp", "units.cpp")
+    ),
 )
 
 
@@ -17,7 +30,16 @@ def device_library():
     headers = [*(simt.ROOT / "csrc").rglob("*.h"), *simt.RUNTIME.glob("*.h")]
     text = "".join(path.read_text() for path in [*SOURCES, *sorted(headers)])
     path = simt.cache_dir() / f"{simt.digest(text, simt.compiler_version())}-device.so"
-    flags = ["-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+    flags = [
+        "-std=c++20",
+        "-O2",
+        "-g1",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     flags += [f"-I{simt.ROOT / 'csrc'}", f"-I{simt.RUNTIME}"]
     sources = [str(source) for source in SOURCES]
     return simt.make(

@@ -81,7 +81,11 @@ def test_greedy_text_is_the_cpu_backends(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"slots": 5}, {"slots": 5, "read_ahead": 2, "read_ahead_2": 1}, {"slots": 5, "read_ahead": 2, "split_turn": False}],
+    [
+        {"slots": 5},
+        {"slots": 5, "read_ahead": 2, "read_ahead_2": 1},
+        {"slots": 5, "read_ahead": 2, "split_turn": False},
+    ],
     ids=["rounds", "read-ahead", "unsplit"],
 )
 def test_streaming_gives_the_bits_of_resident(options):
@@ -152,7 +156,22 @@ def test_ctrl_c_leaves_the_session_usable():
 
 
 def test_tune_sweeps_and_says_what_it_found(capsys):
-    assert cli.main(["tune", "--backend", "simt", "--quick", "--json", "--only", "gate_up", "--model", str(ORACLE / f"{SMALL}.gguf")]) == 0
+    assert (
+        cli.main(
+            [
+                "tune",
+                "--backend",
+                "simt",
+                "--quick",
+                "--json",
+                "--only",
+                "gate_up",
+                "--model",
+                str(ORACLE / f"{SMALL}.gguf"),
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["stored"] is None and found["choices"]
     for choice in found["choices"]:

@@ -41,5 +41,7 @@ def test_every_kernel_is_one_that_the_host_can_name():
 def test_a_tile_of_every_family_is_one_that_can_be_kept(use):
     for family in ("apple10", "simt", "none"):
         for rows, cols in ((640, 2560), (2560, 640), (10240, 2560), (320, 10240)):
-            tile = tuple(_core.gpu_tile(family, use, "IQ3_S" if cols % 256 == 0 else "Q2_0", rows, cols))
+            tile = tuple(
+                _core.gpu_tile(family, use, "IQ3_S" if cols % 256 == 0 else "Q2_0", rows, cols)
+            )
             assert tiles._fits(tiles.Product(use, "IQ3_S", rows, cols), tile)

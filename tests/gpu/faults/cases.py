@@ -46,13 +46,7 @@ FAULTS = [
         "row_squares", 3, "no barrier before other simdgroups' sums are read", WRONG, thread=RACE
     ),
     Fault("row_squares", 4, "a simdgroup's barrier for a threadgroup's", WRONG, thread=RACE),
-    Fault(
-        "row_squares",
-        5,
-        "a read behind a buffer",
-        r"not the kernel's at .*faults\.metal:\d+",
-        address=OVERFLOW,
-    ),
+    Fault("row_squares", 5, "a read behind a buffer", "not the kernel's", address=OVERFLOW),
     Fault("row_squares", 6, "a write behind a buffer", "a write right behind", address=OVERFLOW),
     Fault(
         "row_squares",
@@ -98,13 +92,7 @@ FAULTS = [
     Fault("tile_product", 3, "a stored fragment read without a barrier", WRONG, thread=RACE),
     Fault("count_values", 1, "threadgroup memory counted in without an atomic", thread=RACE),
     Fault("count_values", 2, "device memory added to without an atomic", thread=RACE),
-    Fault(
-        "count_values",
-        3,
-        "a division by zero",
-        "division by zero at .*faults",
-        address="division by zero",
-    ),
+    Fault("count_values", 3, "a division by zero", address="division by zero"),
     Fault("chain", 1, "threadgroups that read each other's results", WRONG, thread=RACE),
 ]
 KERNELS = ("row_squares", "tile_product", "count_values", "chain")
