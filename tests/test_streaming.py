@@ -185,7 +185,7 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 def test_the_disk_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(disk.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(disk, "WORTH_BYTES", 1)
     calls = []
     probe = _core.probe_disk
