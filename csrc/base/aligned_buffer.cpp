@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -41,6 +42,12 @@ void release_pages(uint8_t* data, size_t bytes) {
 #else
   madvise(data, bytes, MADV_DONTNEED);
 #endif
+}
+
+void release_pages_behind(uint8_t* data, size_t bytes, size_t keep_bytes) {
+  constexpr size_t kPage = size_t{64} << 10;  // of any system
+  const size_t begin = std::min<size_t>(align_up(keep_bytes, kPage), bytes);
+  release_pages(data + begin, bytes - begin);
 }
 
 int wire_pages(const uint8_t* data, size_t bytes) { return mlock(data, bytes) == 0 ? 0 : errno; }

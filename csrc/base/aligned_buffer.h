@@ -33,6 +33,9 @@ class AlignedBuffer {
 // again. Both ends on pages of the system.
 void release_pages(uint8_t* data, size_t bytes);
 
+// The same for all that lies behind the first keep_bytes of a buffer, in whole pages of any system.
+void release_pages_behind(uint8_t* data, size_t bytes, size_t keep_bytes);
+
 // Keeps memory from being paged out. Returns 0 or the errno of the refusal.
 int wire_pages(const uint8_t* data, size_t bytes);
 

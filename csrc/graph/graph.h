@@ -69,11 +69,6 @@ struct BufferDesc {
   uint64_t offset;            // of a scratch buffer, in elements a token: times T is its place
 };
 
-struct WeightRef {
-  Role role = Role::kCount;
-  int32_t layer = -1;  // -1: global
-};
-
 enum class Rows : uint8_t {
   kAll,     // every token of the run
   kLogits,  // only the last rows, those whose logits are wanted

@@ -37,6 +37,11 @@ enum class Role : uint8_t {
 };
 const char* role_name(Role role);  // the tensor's name without "blk.N.": "attn_qkv.weight"
 
+struct WeightRef {
+  Role role = Role::kCount;
+  int32_t layer = -1;  // -1: global
+};
+
 // A dense matrix [rows, cols] (row-major, a row contiguous) or a vector (rows = 1), mapped in place.
 struct Weight {
   const uint8_t* data = nullptr;  // null where the file was opened for its header only
@@ -90,6 +95,9 @@ class Weights {
   const Weight& global(Role role) const { return global_[static_cast<size_t>(role)]; }
   const Weight& layer(uint32_t layer, Role role) const {
     return layers_[layer][static_cast<size_t>(role)];
+  }
+  const Weight& get(WeightRef ref) const {
+    return ref.layer < 0 ? global(ref.role) : layer(static_cast<uint32_t>(ref.layer), ref.role);
   }
   const ExpertLayout& experts(uint32_t layer) const { return experts_[layer]; }
   const TableLayout& table() const { return table_; }

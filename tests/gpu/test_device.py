@@ -125,8 +125,10 @@ def test_cache_prior_picks_what_the_cpu_backend_picks():
 def test_a_missing_kernel_is_one_clear_error(monkeypatch):
     kernels = environment([file for file in FILES if file != "delta"])
     monkeypatch.setenv("ESKER_SIMT_KERNEL_LIBRARIES", kernels["ESKER_SIMT_KERNEL_LIBRARIES"])
-    with model(SMALL, "simt") as m, pytest.raises(esker.DeviceError, match="gdn_conv"):
-        m.logits([1, 2])
+    with model(SMALL, "simt") as m:
+        for ids in ([1, 2], tokens(9), [3]):  # what was encoded before it is not left for the next
+            with pytest.raises(esker.DeviceError, match="gdn_conv"):
+                m.logits(ids)
 
 
 def test_a_missing_library_is_one_clear_error(monkeypatch):

@@ -168,7 +168,6 @@ class SimtQueue final : public Queue {
                                         [&] { return (steps_.empty() && !busy_) || !error_.empty(); });
     if (error_.empty()) return done;
     const std::string error = std::exchange(error_, {});
-    failed_ = true;
     raise(ErrorKind::kDevice, "simt",
           {.what = "a kernel failed", .got = error, .want = "a run without faults", .where = {}, .hint = {}});
   }
@@ -197,7 +196,7 @@ class SimtQueue final : public Queue {
     const std::string error = r.kernel->run(buffers, r.groups, r.threads, order_);
     if (error.empty()) return;
     const std::lock_guard lock(mutex_);
-    if (error_.empty() && !failed_) error_ = r.kernel->name() + ": " + error;
+    if (error_.empty()) error_ = r.kernel->name() + ": " + error;
     changed_.notify_all();
   }
 
@@ -223,7 +222,7 @@ class SimtQueue final : public Queue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> steps_;
-  bool busy_ = false, closing_ = false, failed_ = false;
+  bool busy_ = false, closing_ = false;
   std::string error_;
   std::thread thread_;
 };
@@ -256,9 +255,7 @@ class SimtDevice final : public Device {
   std::unique_ptr<Event> event() override { return std::make_unique<SimtEvent>(); }
   std::unique_ptr<Queue> queue() override { return std::make_unique<SimtQueue>(order_); }
   void trim(DeviceMemory& memory, size_t keep_bytes) override {
-    constexpr size_t kPage = size_t{64} << 10;
-    const size_t begin = std::min((keep_bytes + kPage - 1) / kPage * kPage, memory.size_bytes());
-    release_pages(memory.host() + begin, memory.size_bytes() - begin);
+    release_pages_behind(memory.host(), memory.size_bytes(), keep_bytes);
   }
 
  private:

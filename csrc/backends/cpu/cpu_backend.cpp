@@ -90,9 +90,7 @@ class CpuBackend final : public Backend {
   }
 
   void trim(DeviceMemory& scratch, size_t keep_bytes) override {
-    constexpr size_t kPage = size_t{64} << 10;  // of any system
-    const size_t begin = std::min((keep_bytes + kPage - 1) / kPage * kPage, scratch.size_bytes());
-    release_pages(scratch.host() + begin, scratch.size_bytes() - begin);
+    release_pages_behind(scratch.host(), scratch.size_bytes(), keep_bytes);
     packs_.trim();
     for (std::vector<float>& v : thread_floats_) std::vector<float>().swap(v);
   }

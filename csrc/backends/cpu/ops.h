@@ -82,10 +82,7 @@ struct Context {
   int32_t* ints(BufferId id) const { return reinterpret_cast<int32_t*>(floats(id)); }
   int64_t width(BufferId id) const { return graph.buffers[static_cast<size_t>(id)].width; }
 
-  const Weight& weight(WeightRef ref) const {
-    return ref.layer < 0 ? weights.global(ref.role)
-                         : weights.layer(static_cast<uint32_t>(ref.layer), ref.role);
-  }
+  const Weight& weight(WeightRef ref) const { return weights.get(ref); }
   const float* vector(WeightRef ref) const { return small.get(ref); }
   const LayerState& state(const Op& op) const {
     return run.layout->layers[static_cast<size_t>(op.layer)];

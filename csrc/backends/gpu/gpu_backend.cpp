@@ -11,6 +11,7 @@
 #include "backends/gpu/lowering.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "graph/small_tensors.h"
 
 namespace esker {
@@ -118,7 +119,7 @@ class GpuBackend final : public Backend {
       if (small.get(ref) != nullptr) {
         small_refs.emplace_back(at, ref);
         small_[at] = {nullptr, small_bytes};
-        small_bytes += (w.rows * w.cols * sizeof(float) + 63) / 64 * 64;
+        small_bytes += align_up(w.rows * w.cols * sizeof(float), 64);
       }
       wrapped_.push_back(placed_matrix(w, role_name(ref.role)));
       matrices_[at] = {wrapped_.back().get(), 0};
@@ -132,8 +133,7 @@ class GpuBackend final : public Backend {
     }
     small_memory_ = device_->allocate(std::max<uint64_t>(small_bytes, 64), "small tensors");
     for (const auto& [at, ref] : small_refs) {
-      const Weight& w = ref.layer < 0 ? weights_.global(ref.role)
-                                      : weights_.layer(static_cast<uint32_t>(ref.layer), ref.role);
+      const Weight& w = weights_.get(ref);
       small_[at].memory = small_memory_.get();
       std::memcpy(small_memory_->host() + small_[at].offset, small.get(ref),
                   w.rows * w.cols * sizeof(float));
@@ -391,14 +391,17 @@ class GpuBackend final : public Backend {
     }
   }
 
-  // Waits for what was committed; what goes wrong has been reported, or nobody is left to hear of it.
+  // Runs out what was encoded, committed or not, so that nothing of it is left for the next run; what goes
+  // wrong has been reported, or nobody is left to hear of it.
   void drain() noexcept {
     for (Queue* queue : {rounds_.get(), queue_.get()}) {
-      for (const int64_t start = now_ns(); queue != nullptr && now_ns() - start < kLostNs;) {
+      bool done = queue == nullptr, committed = false;
+      for (const int64_t start = now_ns(); !done && now_ns() - start < kLostNs;) {
         try {
-          if (queue->finish(kPollNs)) break;
+          if (!std::exchange(committed, true)) queue->commit();
+          done = queue->finish(kPollNs);
         } catch (...) {
-          break;
+          continue;
         }
       }
     }

@@ -10,10 +10,6 @@
 namespace esker::gpu {
 namespace {
 
-constexpr uint64_t kFloat = sizeof(float);
-
-uint32_t u32(uint64_t n) { return static_cast<uint32_t>(n); }
-
 uint32_t max_ratio(const Config& c) {
   return c.compress_ratio.empty() ? 0 : *std::ranges::max_element(c.compress_ratio);
 }

@@ -10,11 +10,9 @@
 namespace esker::gpu {
 namespace {
 
-constexpr uint64_t kFloat = sizeof(float);
 // Scores of blocks at a time: 16 MB of floats, whatever the chunk and the context.
 constexpr uint64_t kScoreFloats = uint64_t{4} << 20;
 
-uint32_t u32(uint64_t n) { return static_cast<uint32_t>(n); }
 uint32_t groups_of(uint64_t n, uint64_t each) { return u32(div_ceil(n, each)); }
 
 // Rows that a threadgroup of the matrix-vector kernels takes.
@@ -61,7 +59,10 @@ void Lowering::Pass::embed(const Op& op) {
 }
 
 void Lowering::Pass::matmul(const Op& op) {
-  if (is_read_at_once(op)) return;
+  if (is_read_at_once(op)) {
+    up_ = &op;
+    return;
+  }
   const Weight& w = weight(op.w[0]);
   const MatrixArgs args{.rows = u32(w.rows), .cols = u32(w.cols), .tokens = rows(op),
                         .row_bytes = u32(w.row_bytes()), .x_stride = width(op.in[0]),
@@ -98,14 +99,11 @@ void Lowering::Pass::mix_read(const Op& op) {
            {in(op, 0), in(op, 1), out(op, 0)}, {groups_of(c_.d_model, 256), rows(op)}, 256);
     return;
   }
-  const auto up = std::ranges::find_if(graph_.ops, [&](const Op& o) {
-    return o.kind == OpKind::kMatmul && o.out[0] == op.in[1];
-  });
-  const Weight& w = weight(up->w[0]);
+  const Weight& w = weight(up_->w[0]);
   launch(kernel_name("mix_up_read", w.type),
          MixUpReadArgs{.tokens = rows(op), .streams = c_.n_stream, .width = c_.d_model,
                        .rank = u32(w.cols), .row_bytes = u32(w.row_bytes())},
-         {matrix(up->w[0]), in(op, 2), in(op, 0), out(op, 0)}, {groups_of(c_.d_model, 16), 1}, 128);
+         {matrix(up_->w[0]), in(op, 2), in(op, 0), out(op, 0)}, {groups_of(c_.d_model, 16), 1}, 128);
 }
 
 void Lowering::Pass::mix_write(const Op& op) {

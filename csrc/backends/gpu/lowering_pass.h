@@ -14,6 +14,9 @@
 
 namespace esker::gpu {
 
+inline constexpr uint64_t kFloat = sizeof(float);
+inline uint32_t u32(uint64_t n) { return static_cast<uint32_t>(n); }
+
 // Tokens whose block scores, `stride` a token, are held at a time.
 uint64_t score_slice(uint64_t tokens, uint64_t stride);
 
@@ -70,7 +73,7 @@ class Lowering::Pass {
   // The op's rows of a buffer.
   Operand buffer(const Op& op, BufferId id, bool writes) const {
     const BufferDesc& b = desc(id);
-    const uint64_t row = uint64_t{b.width} * sizeof(float), n = rows(op), skipped = run_.n_tokens - n;
+    const uint64_t row = uint64_t{b.width} * kFloat, n = rows(op), skipped = run_.n_tokens - n;
     switch (b.kind) {
       case BufferKind::kPleRows: return {.place = Place::kPleRows, .bytes = run_.n_tokens * row};
       case BufferKind::kLogits:
@@ -78,29 +81,26 @@ class Lowering::Pass {
       case BufferKind::kScratch: break;
     }
     return {.place = Place::kScratch, .writes = writes,
-            .offset = b.offset * run_.n_tokens * sizeof(float) + skipped * row, .bytes = n * row};
+            .offset = b.offset * run_.n_tokens * kFloat + skipped * row, .bytes = n * row};
   }
   Operand in(const Op& op, size_t i) const { return buffer(op, op.in[i], false); }
   Operand out(const Op& op, size_t i) const { return buffer(op, op.out[i], true); }
-  const Weight& weight(WeightRef ref) const {
-    return ref.layer < 0 ? l_.weights_.global(ref.role)
-                         : l_.weights_.layer(static_cast<uint32_t>(ref.layer), ref.role);
-  }
+  const Weight& weight(WeightRef ref) const { return l_.weights_.get(ref); }
   Operand matrix(WeightRef ref) const {
     return {.place = Place::kWeight, .layer = ref.layer, .role = ref.role, .bytes = weight(ref).bytes};
   }
   Operand small(WeightRef ref) const {
     return {.place = Place::kSmall, .layer = ref.layer, .role = ref.role,
-            .bytes = weight(ref).rows * weight(ref).cols * sizeof(float)};
+            .bytes = weight(ref).rows * weight(ref).cols * kFloat};
   }
   Operand state(Place place, uint64_t at, uint64_t floats) const {
-    return {.place = place, .writes = place == Place::kStateOut, .offset = at * sizeof(float),
-            .bytes = floats * sizeof(float)};
+    return {.place = place, .writes = place == Place::kStateOut, .offset = at * kFloat,
+            .bytes = floats * kFloat};
   }
   // Bound from its layer's first row on; floats [from, from + n) of it are touched.
   Operand whole_appended(uint64_t at, uint64_t from, uint64_t n, bool writes) const {
-    return {.place = Place::kAppended, .writes = writes, .offset = at * sizeof(float),
-            .bytes = (from + n) * sizeof(float)};
+    return {.place = Place::kAppended, .writes = writes, .offset = at * kFloat,
+            .bytes = (from + n) * kFloat};
   }
   Operand extra(uint64_t offset, uint64_t bytes, bool writes) const {
     return {.place = Place::kExtra, .writes = writes, .offset = offset, .bytes = bytes};
@@ -194,6 +194,7 @@ class Lowering::Pass {
   const ExtraLayout extra_;
   Hazards hazards_;
   std::vector<Step> steps_;
+  const Op* up_ = nullptr;  // the up product that the next mix_read makes at once
 };
 
 }  // namespace esker::gpu
