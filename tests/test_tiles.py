@@ -44,6 +44,7 @@ def test_choices_are_kept_by_device_and_product():
         lambda stored: json.dumps(
             {"version": stored["version"], "devices": {"metal": [{"use": 1}]}}
         ),
+        lambda stored: json.dumps(stored).replace("Q4_K", "Q4_Z"),
         lambda stored: json.dumps([]),
     ],
 )

@@ -37,6 +37,10 @@ TileTuple tile(const std::string& family, const std::string& use, const std::str
   return tuple_of(gpu::TileTable(family.c_str()).find(use_named(use), type_named(type), rows, cols));
 }
 
+bool fits(const std::string& use, const std::string& type, const TileTuple& t) {
+  return gpu::tile_fits(use_named(use), type_named(type), tile_of(t));
+}
+
 nb::dict tune(const std::string& backend, const std::string& use, const std::string& type, uint32_t rows,
               uint32_t cols, const std::vector<TileTuple>& tiles, uint64_t bytes, uint32_t launches,
               uint32_t repeats, uint32_t top_k) {
@@ -75,6 +79,8 @@ void bind_gpu(nb::module_& m) {
   m.def("gpu_kernel_names", &gpu::all_kernel_names, "Every kernel that a lowering may use.");
   m.def("gpu_tile", &tile, nb::arg("family"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         "The tile (L, R, S, K, table in threadgroup memory, x staged there) that a family's table gives a product.");
+  m.def("gpu_tile_fits", &fits, nb::arg("use"), nb::arg("type"), nb::arg("tile"),
+        "Whether the kernel for this use and type can be cut by the tile.");
   m.def("gpu_tune", &tune, nb::arg("backend"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         nb::arg("tiles"), nb::arg("bytes"), nb::arg("launches"), nb::arg("repeats"), nb::arg("top_k"),
         "Times tiles on a device, the first before and after each round: ns of a launch.");

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from . import _core
+from .errors import UsageError
 from .files import cache_folder, replace_file
 
 _VERSION = 1
 # A tile must be this much faster than the table's to take its place: less is the device's mood.
 WORTH = 0.97
-_STAGE_PARTS = 128  # csrc/backends/gpu/tune.cpp
 _LANES, _ROWS, _SIMDGROUPS, _SPLITS = (4, 8, 16, 32), (1, 2, 4), (2, 4, 8), (1, 2, 4)
 
 Tile: TypeAlias = tuple[int, int, int, int, int, int]
@@ -112,14 +112,7 @@ def sweep(
 
 
 def _fits(product: Product, tile: Tile) -> bool:
-    lanes, _, simdgroups, split, table, stage = tile
-    types = ("IQ1", "IQ2", "IQ3", "IQ4") if product.use == "matvec" else ("IQ1", "IQ2", "IQ3")
-    fits_stage = product.use == "matvec" and lanes * split <= _STAGE_PARTS
-    return (
-        split <= (1 if product.use == "gate_up" else simdgroups)
-        and (product.type.startswith(types) or not table)
-        and (fits_stage or not stage)
-    )
+    return _core.gpu_tile_fits(product.use, product.type, tile)
 
 
 def cache_path() -> str:
@@ -164,6 +157,6 @@ def _read() -> dict[str, dict[Product, Tile]]:
                 known = lanes in _LANES and r in _ROWS and simds in _SIMDGROUPS and split in _SPLITS
                 if known and {table, stage} <= {0, 1} and _fits(product, tile):
                     found.setdefault(str(device), {})[product] = tile
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, UsageError):
         return {}
     return found

@@ -50,20 +50,25 @@ def strided(values, stride):
     return out
 
 
-def run(name, data, x, cols, *, x_stride=None, y_stride=None, scale=None, order="forward"):
-    rows, tokens = len(data), len(x)
-    x_stride, y_stride = x_stride or cols, y_stride or rows
-    out = np.full((tokens, y_stride), MARK)
-    args = abi.MatrixArgs(
-        rows=rows,
+def matrix_args(data, x, cols, x_stride, y_stride, scale):
+    """scale: of the epilogue, None without"""
+    return abi.MatrixArgs(
+        rows=len(data),
         cols=cols,
-        tokens=tokens,
+        tokens=len(x),
         row_bytes=data.shape[1],
         x_stride=x_stride,
         y_stride=y_stride,
         epilogue=abi.kPlain if scale is None else abi.kScaledSilu,
         scale=0.0 if scale is None else scale,
     )
+
+
+def run(name, data, x, cols, *, x_stride=None, y_stride=None, scale=None, order="forward"):
+    rows, tokens = len(data), len(x)
+    x_stride, y_stride = x_stride or cols, y_stride or rows
+    out = np.full((tokens, y_stride), MARK)
+    args = matrix_args(data, x, cols, x_stride, y_stride, scale)
     groups = (-(-tokens // abi.kTileTokens), -(-rows // 128), 1)
     buffers = [data, strided(x, x_stride), out]
     device("matmat").run(

@@ -8,7 +8,16 @@ import abi
 import numpy as np
 import pytest
 from simt import device
-from test_matmat import MARK, PARTIAL, activations, error, random_weights, strided, usual_size
+from test_matmat import (
+    MARK,
+    PARTIAL,
+    activations,
+    error,
+    matrix_args,
+    random_weights,
+    strided,
+    usual_size,
+)
 from test_quants import FINITE_HALVES, TYPES, decode, random_blocks, set_halves
 
 ORDERS = ("forward", "reverse", "random")
@@ -30,16 +39,7 @@ def matvec(
     rows, tokens = len(data), len(x)
     x_stride, y_stride = x_stride or cols, y_stride or rows
     out = np.full((tokens, y_stride), MARK)
-    args = abi.MatrixArgs(
-        rows=rows,
-        cols=cols,
-        tokens=tokens,
-        row_bytes=data.shape[1],
-        x_stride=x_stride,
-        y_stride=y_stride,
-        epilogue=abi.kPlain if scale is None else abi.kScaledSilu,
-        scale=0.0 if scale is None else scale,
-    )
+    args = matrix_args(data, x, cols, x_stride, y_stride, scale)
     constants = {abi.kLanesConstant: lanes, abi.kSplitConstant: split}
     if window is not None:
         constants[abi.kTokensConstant] = window

@@ -2,6 +2,7 @@
 #include "backends/gpu/tune.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <string>
 #include <utility>
@@ -32,8 +33,11 @@ class Bench {
     copies_ = static_cast<uint32_t>(std::max<uint64_t>(div_ceil(what.bytes, at_once), 2));
     // Any bytes do: what a kernel computes does not change how long it takes. Small ones are finite floats.
     weights_ = device.allocate(at_once * copies_, "weights to tune with");
-    for (uint64_t i = 0; i < weights_->size_bytes(); ++i) {
-      weights_->host()[i] = static_cast<uint8_t>(i * 37 % 61);
+    std::array<uint8_t, 61 * 64> pattern;
+    for (size_t i = 0; i < pattern.size(); ++i) pattern[i] = static_cast<uint8_t>(i * 37 % 61);
+    for (uint64_t at = 0; at < weights_->size_bytes(); at += pattern.size()) {
+      std::copy_n(pattern.data(), std::min<uint64_t>(pattern.size(), weights_->size_bytes() - at),
+                  weights_->host() + at);
     }
     const uint64_t widest = uint64_t{std::max(what.rows, what.cols)} * what.top_k;
     x_ = device.allocate(widest * sizeof(float), "activations");
@@ -125,19 +129,19 @@ class Bench {
 
 }  // namespace
 
-bool tile_fits(const TuneCase& what, const Tile& t) {
+bool tile_fits(TileUse use, WeightType type, const Tile& t) {
   const auto is_power = [](uint32_t n) { return std::has_single_bit(n); };
   return is_power(t.lanes) && t.lanes >= 4 && t.lanes <= 32 && is_power(t.rows) && t.rows <= 4 &&
          is_power(t.simdgroups) && t.simdgroups <= 16 && is_power(t.split) && t.split <= t.simdgroups &&
-         (what.use != TileUse::kGateUp || t.split == 1) &&
-         (!t.threadgroup_table || has_threadgroup_table(base_of(what.use), what.type)) &&
-         (!t.stage || (what.use == TileUse::kMatvec && t.split * t.lanes <= kStageParts));
+         (use != TileUse::kGateUp || t.split == 1) &&
+         (!t.threadgroup_table || has_threadgroup_table(base_of(use), type)) &&
+         (!t.stage || (use == TileUse::kMatvec && t.split * t.lanes <= kStageParts));
 }
 
 TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& tiles,
                const std::function<void()>& poll) {
   for (const Tile& t : tiles) {
-    if (tile_fits(what, t)) continue;
+    if (tile_fits(what.use, what.type, t)) continue;
     raise(ErrorKind::kUsage, "tune",
           {.what = "the tile does not fit the kernel",
            .got = std::to_string(t.lanes) + "," + std::to_string(t.rows) + "," +

@@ -14,6 +14,9 @@
 
 namespace esker::gpu {
 
+// A tile fits the kernel: powers of two within a threadgroup, a table only where there is such a variant.
+bool tile_fits(TileUse use, WeightType type, const Tile& tile);
+
 struct TuneCase {
   TileUse use = TileUse::kMatvec;
   WeightType type = WeightType::kF32;
@@ -23,9 +26,6 @@ struct TuneCase {
   uint32_t launches = 16;   // of one measurement, in one command: their mean counts
   uint32_t repeats = 5;
 };
-
-// A tile fits the kernel: powers of two within a threadgroup, table only where the type has a codebook.
-bool tile_fits(const TuneCase& what, const Tile& tile);
 
 struct TuneTimes {
   uint64_t bytes = 0;                          // of weights that a launch reads
