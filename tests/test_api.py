@@ -525,7 +525,6 @@ def test_every_option_is_a_variable(monkeypatch, demo_path, tmp_path):
         ("threads", "two", "a whole number from 0"),
         ("slots", 1.5, "a whole number from 0"),
         ("backend", "gpu", "one of auto, cpu, metal, cuda"),
-        ("backend", "metal", "one of auto, cpu\nhint: the metal backend is not built"),
         ("ngram_table", "", "a path"),
         ("chunk", True, "a whole number from 0"),
     ],

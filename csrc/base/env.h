@@ -4,7 +4,8 @@
 // these are diagnostic switches.
 //
 //   ESKER_CPU_ISA        instruction set of the CPU kernels: avx512, avx2, neon or scalar; default the best
-//   ESKER_SIMT_LIBRARY   where the tests' simt device lies (backends/gpu/devices.h)
+//   ESKER_<DEVICE>_LIBRARY   where a device lies that is no part of the build (backends/gpu/devices.h)
+//   ESKER_DEVICE_TIMEOUT seconds without an answer after which a device counts as lost; default 300
 #pragma once
 
 #include <string>

@@ -34,9 +34,10 @@ std::shared_ptr<Engine> open_engine(const std::string& path,
                                     uint32_t read_ahead_2, bool touch_guesses, bool split_turn,
                                     float cache_prior, uint32_t protect, uint32_t starvation,
                                     bool wire, bool governor, const std::string& backend,
-                                    const std::vector<TunedRow>& tiles) {
+                                    const std::vector<TunedRow>& tiles, const std::string& cache_folder) {
   const EngineOptions options{.path = path,
                               .backend = backend,
+                              .cache_folder = cache_folder,
                               .tiles = tile_rows(tiles),
                               .ngram_table = ngram_table.value_or(""),
                               .context = context,
@@ -77,6 +78,7 @@ nb::dict counters_dict(const EngineCounters& c) {
   d["after_ns"] = c.stream.after_ns, d["read_ns"] = c.stream.read_ns;
   d["row_lookups"] = c.rows.lookups, d["row_hits"] = c.rows.hits;
   d["row_bytes_read"] = c.rows.bytes_read;
+  d["device_ns"] = c.device_ns;
   return d;
 }
 
@@ -197,7 +199,7 @@ void bind_engine(nb::module_& m) {
            nb::arg("split_turn") = true, nb::arg("cache_prior") = 0.0f,
            nb::arg("protect") = kProtect, nb::arg("starvation") = kStarvation, nb::arg("wire") = false,
            nb::arg("governor") = false, nb::arg("backend") = "cpu",
-           nb::arg("tiles") = std::vector<TunedRow>())
+           nb::arg("tiles") = std::vector<TunedRow>(), nb::arg("cache_folder") = "")
       .def_prop_ro("info", [](const Engine& e) { return model_info(e.weights(), e.config()); })
       .def_prop_ro("plan", [](const Engine& e) { return plan_dict(e.plan()); })
       .def("metadata", [](const Engine& e) { return metadata(e.weights().gguf()); })

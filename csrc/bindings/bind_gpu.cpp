@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT
 //
 // Tiles of the gpu kernels: what is known of a family, and timing them on a device (backends/gpu/tune.h).
+#include <nanobind/ndarray.h>
+
 #include <array>
+#include <cstring>
+#include <map>
 
 #include "backends/gpu/devices.h"
 #include "backends/gpu/kernel_names.h"
+#include "backends/gpu/kernel_sources.h"
 #include "backends/gpu/tune.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -59,11 +64,95 @@ nb::dict tune(const std::string& backend, const std::string& use, const std::str
   return d;
 }
 
-nb::dict device_info(const std::string& backend) {
-  const std::unique_ptr<gpu::Device> device = gpu::open_device(backend);
-  nb::dict d;
-  d["name"] = device->name(), d["family"] = device->family();
-  return d;
+// A device on which single kernels are run, for checks.
+class OneKernel {
+ public:
+  explicit OneKernel(const std::string& name, const std::string& cache_folder)
+      : device_(gpu::open_device(name, {.cache_folder = cache_folder})), queue_(device_->queue()) {}
+
+  const char* name() const { return device_->name(); }
+  const char* family() const { return device_->family(); }
+  std::string description() const { return device_->description(); }
+
+  void compile(const std::vector<std::string>& names) {
+    const nb::gil_scoped_release no_gil;
+    std::vector<gpu::KernelSpec> specs;
+    for (const std::string& name : names) specs.push_back({name, {}});
+    device_->kernels(specs);
+  }
+
+  void run(const std::string& kernel, const std::vector<std::pair<uint32_t, uint32_t>>& constants,
+           const nb::bytes& args, const std::vector<nb::ndarray<nb::c_contig, nb::device::cpu>>& buffers,
+           const std::array<uint32_t, 3>& groups, const std::array<uint32_t, 3>& threads) {
+    gpu::Kernel& made = kernel_of(kernel, constants);
+    std::vector<std::unique_ptr<DeviceMemory>> memories;
+    std::vector<gpu::Binding> bindings;
+    for (const auto& b : buffers) {
+      // What a kernel writes behind a buffer's end shows in what follows it.
+      memories.push_back(device_->allocate(b.nbytes() + kMargin, MemoryUse::kWork, "a buffer of a check"));
+      std::memcpy(memories.back()->host(), b.data(), b.nbytes());
+      std::memset(memories.back()->host() + b.nbytes(), kFiller, kMargin);
+      bindings.push_back({memories.back().get(), 0});
+    }
+    const auto* bytes = reinterpret_cast<const uint8_t*>(args.c_str());
+    queue_->dispatch({.kernel = &made,
+                      .args = {bytes, args.size()},
+                      .buffers = bindings,
+                      .groups = {groups[0], groups[1], groups[2]},
+                      .threads = {threads[0], threads[1], threads[2]}});
+    queue_->commit();
+    {
+      const nb::gil_scoped_release no_gil;
+      while (!queue_->finish(kPollNs)) {
+      }
+    }
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const uint8_t* from = memories[i]->host();
+      const size_t n = buffers[i].nbytes();
+      for (size_t k = n; k < n + kMargin; ++k) {
+        if (from[k] == kFiller) continue;
+        raise(ErrorKind::kDevice, "gpu",
+              {.what = "a kernel wrote behind the end of a buffer", .got = "buffer " + std::to_string(i + 1),
+               .want = std::to_string(n) + " bytes", .where = kernel, .hint = {}});
+      }
+      std::memcpy(buffers[i].data(), from, n);
+    }
+  }
+
+ private:
+  static constexpr size_t kMargin = 256;
+  static constexpr uint8_t kFiller = 0xa5;
+  static constexpr int64_t kPollNs = 100'000'000;
+
+  gpu::Kernel& kernel_of(const std::string& name, const std::vector<std::pair<uint32_t, uint32_t>>& constants) {
+    std::string key = name;
+    gpu::KernelSpec spec{name, {}};
+    for (const auto& [index, value] : constants) {
+      key += "," + std::to_string(index) + "=" + std::to_string(value);
+      spec.constants.push_back({index, value});
+    }
+    std::unique_ptr<gpu::Kernel>& made = kernels_[key];
+    if (!made) made = std::move(device_->kernels({&spec, 1}).front());
+    return *made;
+  }
+
+  std::unique_ptr<gpu::Device> device_;
+  std::unique_ptr<gpu::Queue> queue_;
+  std::map<std::string, std::unique_ptr<gpu::Kernel>> kernels_;
+};
+
+std::string kernel_source(const std::string& file) {
+  for (const gpu::KernelSource& s : gpu::metal_sources()) {
+    if (s.file == file) return std::string(s.text);
+  }
+  raise(ErrorKind::kUsage, "gpu",
+        {.what = "no such kernel file", .got = file, .want = "one of metal/", .where = {}, .hint = {}});
+}
+
+std::vector<std::string> kernel_files() {
+  std::vector<std::string> files;
+  for (const gpu::KernelSource& s : gpu::metal_sources()) files.emplace_back(s.file);
+  return files;
 }
 
 }  // namespace
@@ -75,7 +164,18 @@ gpu::TileRow tile_row(const TunedRow& row) {
 }
 
 void bind_gpu(nb::module_& m) {
-  m.def("gpu_device", &device_info, nb::arg("backend"), "Name and family of a device.");
+  nb::class_<OneKernel>(m, "GpuDevice", "A GPU on which single kernels are run.")
+      .def(nb::init<const std::string&, const std::string&>(), nb::arg("name"), nb::arg("cache_folder") = "")
+      .def_prop_ro("name", &OneKernel::name)
+      .def_prop_ro("family", &OneKernel::family, "Row of the tile tables.")
+      .def_prop_ro("description", &OneKernel::description, "For people.")
+      .def("compile", &OneKernel::compile, nb::arg("names"), "Compiles kernels, all at once.")
+      .def("run", &OneKernel::run, nb::arg("kernel"), nb::arg("constants"), nb::arg("args"), nb::arg("buffers"),
+           nb::arg("groups"), nb::arg("threads"),
+           "Runs a kernel once: args is buffer 0, the arrays, updated in place, those after it.");
+  m.def("gpu_device_names", &gpu::device_names, "Devices that this build knows.");
+  m.def("kernel_files", &kernel_files, "Names of the files of kernels.");
+  m.def("kernel_source", &kernel_source, nb::arg("file"), "The Metal text of a file, its includes in place.");
   m.def("gpu_kernel_names", &gpu::all_kernel_names, "Every kernel that a lowering may use.");
   m.def("gpu_tile", &tile, nb::arg("family"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         "The tile (L, R, S, K, table in threadgroup memory, x staged there) that a family's table gives a product.");

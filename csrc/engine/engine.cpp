@@ -49,7 +49,10 @@ std::unique_ptr<Backend> make_backend(const EngineOptions& options, const Config
     return make_cpu_backend(config, weights,
                             {.threads = options.threads, .activations = options.activations});
   }
-  return make_gpu_backend(config, weights, gpu::open_device(options.backend), options.tiles);
+  return make_gpu_backend(
+      config, weights,
+      gpu::open_device(options.backend, {.cache_folder = options.cache_folder, .wire = options.wire}),
+      options.tiles);
 }
 
 // Finds the row with a NaN or an infinity, if any: [rows, width].
@@ -96,7 +99,7 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   backend_ = make_backend(options, config_, *weights_);
   scratch_ = backend_->allocate(
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
-      "prompt scratch");
+      MemoryUse::kWork, "prompt scratch");
   open_stream(options, poll);
   if (options.wire) wire();
   governor_ = options.governor;
@@ -138,7 +141,7 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
     arena_view_.slot_bytes.push_back(slots.slot_bytes());
   }
   prior_ = {.bonus = options.cache_prior, .protect = options.protect, .favoured = nullptr};
-  arena_ = backend_->allocate(plan_.arena.total_bytes, "the expert arena");
+  arena_ = backend_->allocate(plan_.arena.total_bytes, MemoryUse::kArena, "the expert arena");
   arena_view_.memory = arena_.get();
   const int readers = options.reader_threads > 0 ? options.reader_threads : kReaderThreads;
   stream_ = std::make_unique<ExpertStream>(
@@ -216,9 +219,10 @@ void Engine::govern() {
 }
 
 SessionState Engine::new_state() {
-  return {.before = backend_->allocate(layout_.n_recurrent * sizeof(float), "a session's state"),
-          .after = backend_->allocate(layout_.n_recurrent * sizeof(float), "a session's state"),
-          .appended = backend_->allocate(layout_.n_appended * sizeof(float), "a session's context")};
+  using enum MemoryUse;
+  return {.before = backend_->allocate(layout_.n_recurrent * sizeof(float), kWork, "a session's state"),
+          .after = backend_->allocate(layout_.n_recurrent * sizeof(float), kWork, "a session's state"),
+          .appended = backend_->allocate(layout_.n_appended * sizeof(float), kWork, "a session's context")};
 }
 
 void Engine::fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
@@ -281,6 +285,7 @@ EngineCounters Engine::counters() const {
   EngineCounters c;
   c.stream = stream_->counters();
   if (row_cache_) c.rows = row_cache_->counters();
+  c.device_ns = backend_->device_ns();
   return c;
 }
 

@@ -32,6 +32,7 @@ inline constexpr uint32_t kStarvation = 16;
 struct EngineOptions {
   std::string path;
   std::string backend = "cpu";   // or a device of backends/gpu/devices.h
+  std::string cache_folder = {};  // where a device keeps compiled kernels; empty: nowhere
   std::vector<gpu::TileRow> tiles = {};  // what `esker tune` found for it
   std::string ngram_table;       // GGUF with the n-gram table; empty: in the model
   uint64_t context = 0;          // tokens; 0: the model's, at most kDefaultContext
@@ -62,6 +63,7 @@ struct EngineOptions {
 struct EngineCounters {
   StreamCounters stream;
   RowCacheCounters rows;
+  int64_t device_ns = 0;  // the device's own clock, over all runs; 0 where it has none
 };
 
 // What was wired, or why not.

@@ -208,7 +208,7 @@ MatmulTimes probe_matmul(const MatmulProbe& probe, const PollFn& poll) {
 
   const uint64_t n_x = probe.cols * probe.tokens;
   const auto scratch =
-      backend->allocate((n_x + probe.rows * probe.tokens) * sizeof(float), "the vectors of a probe");
+      backend->allocate((n_x + probe.rows * probe.tokens) * sizeof(float), MemoryUse::kWork, "the vectors of a probe");
   std::normal_distribution<float> normal;
   std::generate_n(scratch->floats(), n_x, [&] { return normal(random); });
   const Run run{.n_tokens = probe.tokens, .scratch = scratch.get()};

@@ -25,6 +25,13 @@ class DeviceMemory {
   float* floats() { return reinterpret_cast<float*>(host()); }
 };
 
+// Who touches memory, and when: where it lies best follows from that.
+enum class MemoryUse : uint8_t {
+  kWork,    // kernels; the host only between runs: scratch, state
+  kArena,   // kernels; records that the host writes at any time, and publishes before they are computed with
+  kShared,  // kernels and host by turns within a run; small
+};
+
 // Where the slots of each layer's class lie in the arena.
 struct ArenaView {
   DeviceMemory* memory = nullptr;
@@ -96,14 +103,16 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  // Memory for arena, scratch or state: zero, committed when first written.
-  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) = 0;
+  // Zero, committed when first written.
+  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse use, const char* purpose) = 0;
   // Executes the graph. On an exception the state_out block and rows at or past `position` of the
   // appended block are undefined, everything else is as before.
   virtual void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                              const PollFn& poll) = 0;
   // Gives back what a prompt needed and a window does not: the scratch past keep_bytes among it.
   virtual void trim(DeviceMemory& scratch, size_t keep_bytes) = 0;
+  // Nanoseconds that the device says its runs took, waiting for the host included; 0 where it cannot tell.
+  virtual int64_t device_ns() const { return 0; }
   // Time by op; what is never called is left out. Empty where a device cannot tell.
   virtual std::vector<OpTime> op_times() const { return {}; }
 };

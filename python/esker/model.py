@@ -22,6 +22,7 @@ import numpy.typing as npt
 from . import _core, disk, profile, tiles
 from .chat import ChatTemplate, Message
 from .errors import FormatError, UsageError, fault
+from .files import cache_folder
 from .options import ACTIVATIONS, LoadOptions, load_options
 from .session import DEFAULT, Completion, Generation, Progress, Prompt, Session
 from .tokenizer import Tokenizer
@@ -75,7 +76,7 @@ class Model:
                 the default), "fine" (15 bits) or "coarse" (8 bits). Routing and the choice of
                 attention blocks always read them exactly.
             ngram_table: GGUF file with the n-gram table, where the model's has none.
-            backend: "auto" or "cpu".
+            backend: "auto", "cpu", "metal" or "cuda".
             chunk: tokens of a prompt computed together.
             class_waste: layers whose expert records differ by at most this share have slots of
                 one size; default 0.15.
@@ -161,6 +162,7 @@ class Model:
             governor=options.governor,
             backend=backend,
             tiles=tiles.load(backend) if backend != "cpu" else [],
+            cache_folder=cache_folder(),
         )
         self._prepare_reads(options)
         self.load_s = time.perf_counter() - begin

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from .errors import UsageError, fault
 
 BACKENDS = ("auto", "cpu", "metal", "cuda")
-BACKENDS_BUILT = ("auto", "cpu")  # what this version runs
 ACTIVATIONS = {"coarse": 1, "fine": 2, "exact": 3}  # bytes a value in the CPU's matrix products
 
 _UNITS = {"": 1, "B": 1}
@@ -145,12 +144,6 @@ def _backend(value: object) -> str:
         return name  # the tests' device, which runs the Metal kernels on the CPU
     if name not in BACKENDS:
         raise _Bad(f"one of {', '.join(BACKENDS)}")
-    if name not in BACKENDS_BUILT:
-        raise _Bad(
-            f"one of {', '.join(BACKENDS_BUILT)}",
-            f"the {name} backend is not built into this version; leave --backend out to run on"
-            " the cpu",
-        )
     return name
 
 
@@ -231,7 +224,7 @@ LOAD = (
         "FILE",
         "a GGUF file, or the first shard of one (default: the demo model in the package)",
     ),
-    Option("backend", _backend, "auto", "NAME", "auto or cpu (metal and cuda are not built)"),
+    Option("backend", _backend, "auto", "NAME", "auto, cpu, metal or cuda"),
     Option("memory", parse_size, 0, "SIZE", "limit of all memory, such as 8GB or 512MiB"),
     Option(
         "arena",

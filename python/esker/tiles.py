@@ -73,7 +73,7 @@ def sweep(
 ) -> Choice:
     """Times tiles on the device: lanes and rows first, then simdgroups and split, then what goes
     through threadgroup memory, each from the best so far.  Raises DeviceError, UsageError."""
-    family = _core.gpu_device(backend)["family"]
+    family = _core.GpuDevice(backend).family
     lanes, rows, simds, split, table, stage = _core.gpu_tile(family, *product)
     table_tile: Tile = (lanes, rows, simds, split, table, stage)
     times: dict[Tile, float] = {}

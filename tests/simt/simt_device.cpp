@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/gpu/device.h"
+#include "backends/gpu/devices.h"
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "simt.h"
@@ -238,19 +238,24 @@ class SimtDevice final : public Device {
   }
   const char* name() const override { return "simt"; }
   const char* family() const override { return "simt"; }
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) override {
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse, const char* purpose) override {
     return std::make_unique<SimtMemory>(bytes, purpose);
   }
   std::unique_ptr<DeviceMemory> wrap(const uint8_t* data, size_t bytes, const char*) override {
     return std::make_unique<SimtMemory>(data, bytes);
   }
-  std::unique_ptr<Kernel> kernel(const std::string& name, std::span<const Constant> constants) override {
-    const auto found = kernels_.find(name);
-    if (found != kernels_.end()) {
-      return std::make_unique<SimtKernel>(*found->second.first, found->second.second, constants);
+  std::string description() const override { return "Metal kernels on the CPU, one fiber a GPU thread"; }
+  std::vector<std::unique_ptr<Kernel>> kernels(std::span<const KernelSpec> specs) override {
+    std::vector<std::unique_ptr<Kernel>> made;
+    for (const KernelSpec& spec : specs) {
+      const auto found = kernels_.find(spec.name);
+      if (found == kernels_.end()) {
+        raise(ErrorKind::kDevice, "simt",
+              {.what = "no such kernel", .got = spec.name, .want = "a kernel of metal/", .where = {}, .hint = {}});
+      }
+      made.push_back(std::make_unique<SimtKernel>(*found->second.first, found->second.second, spec.constants));
     }
-    raise(ErrorKind::kDevice, "simt",
-          {.what = "no such kernel", .got = name, .want = "a kernel of metal/", .where = {}, .hint = {}});
+    return made;
   }
   std::unique_ptr<Event> event() override { return std::make_unique<SimtEvent>(); }
   std::unique_ptr<Queue> queue() override { return std::make_unique<SimtQueue>(order_); }
@@ -267,6 +272,6 @@ class SimtDevice final : public Device {
 }  // namespace
 }  // namespace esker::gpu
 
-extern "C" __attribute__((visibility("default"))) esker::gpu::Device* esker_make_device() {
+extern "C" __attribute__((visibility("default"))) esker::gpu::Device* esker_make_device(const esker::gpu::DeviceOptions*) {
   return new esker::gpu::SimtDevice;
 }

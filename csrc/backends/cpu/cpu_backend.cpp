@@ -54,7 +54,7 @@ class CpuBackend final : public Backend {
 
   const char* name() const override { return "cpu"; }
 
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) override {
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse, const char* purpose) override {
     return std::make_unique<CpuMemory>(bytes, purpose);
   }
 

@@ -10,10 +10,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "graph/backend.h"
 
 namespace esker::gpu {
+
+struct ByteRange {
+  uint64_t offset = 0, bytes = 0;
+};
 
 struct Extent {
   uint32_t x = 1, y = 1, z = 1;
@@ -25,6 +30,12 @@ struct Constant {
   uint32_t index = 0;
   uint32_t value = 0;
   bool operator==(const Constant&) const = default;
+};
+
+// A kernel that is wanted.
+struct KernelSpec {
+  std::string name;
+  std::vector<Constant> constants;
 };
 
 // A kernel with its function constants, ready to run.
@@ -70,6 +81,8 @@ class Queue {
   // True once all that was committed has run, false when the time ran out first. Throws
   // Error(kDevice) with what went wrong on the device since the last call.
   virtual bool finish(int64_t timeout_ns) = 0;
+  // Nanoseconds that the device spent on all that has run, waiting at events included; 0 where it cannot tell.
+  virtual int64_t device_ns() const { return 0; }
 };
 
 class Device {
@@ -77,17 +90,22 @@ class Device {
   virtual ~Device() = default;
   virtual const char* name() const = 0;    // of the kind: "metal", "cuda", "simt"
   virtual const char* family() const = 0;  // row of the tile tables (gpu/tiles.h)
-  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) = 0;
+  virtual std::string description() const = 0;  // for people: model, memory, driver
+  virtual std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse use, const char* purpose) = 0;
   // Memory of the host, which outlives it and which kernels only read: without a copy where the device
   // can.
   virtual std::unique_ptr<DeviceMemory> wrap(const uint8_t* data, size_t bytes, const char* what) = 0;
-  // Throws Error(kDevice) where there is no such kernel.
-  virtual std::unique_ptr<Kernel> kernel(const std::string& name,
-                                         std::span<const Constant> constants) = 0;
+  // All of them at once, since making one takes long. Throws Error(kDevice) where there is no such kernel
+  // or the device's compiler refuses it.
+  virtual std::vector<std::unique_ptr<Kernel>> kernels(std::span<const KernelSpec> specs) = 0;
   virtual std::unique_ptr<Event> event() = 0;
   virtual std::unique_ptr<Queue> queue() = 0;
   // Gives back what lies behind keep_bytes; the bytes read as zero or as they were afterwards.
   virtual void trim(DeviceMemory& memory, size_t keep_bytes) = 0;
+  // What the host wrote to these parts of kArena memory is there for all that is let go from now on.
+  virtual void publish(DeviceMemory& memory, std::span<const ByteRange> ranges) {
+    (void)memory, (void)ranges;
+  }
 };
 
 }  // namespace esker::gpu

@@ -2,7 +2,9 @@
 #include "backends/gpu/gpu_backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -10,6 +12,7 @@
 
 #include "backends/gpu/lowering.h"
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "graph/small_tensors.h"
@@ -20,16 +23,22 @@ namespace {
 
 constexpr int64_t kPollNs = 20'000'000;
 // No segment of a model takes as long, not even on the CPU under a sanitizer.
-constexpr int64_t kLostNs = 300'000'000'000;
+constexpr double kLostSeconds = 300;
+
+int64_t lost_ns() {
+  const std::string text = environment("ESKER_DEVICE_TIMEOUT");
+  const double seconds = text.empty() ? kLostSeconds : std::strtod(text.c_str(), nullptr);
+  return static_cast<int64_t>((seconds > 0 ? seconds : kLostSeconds) * 1e9);
+}
 
 // Memory that grows with the longest run so far.
 class Growing {
  public:
-  explicit Growing(const char* purpose) : purpose_(purpose) {}
+  Growing(MemoryUse use, const char* purpose) : use_(use), purpose_(purpose) {}
   DeviceMemory* at_least(Device& device, size_t bytes) {
     if (!memory_ || memory_->size_bytes() < bytes) {
       memory_.reset();
-      memory_ = device.allocate(std::max<size_t>(bytes, 64), purpose_);
+      memory_ = device.allocate(std::max<size_t>(bytes, 64), use_, purpose_);
     }
     return memory_.get();
   }
@@ -37,6 +46,7 @@ class Growing {
   void release() { memory_.reset(); }
 
  private:
+  const MemoryUse use_;
   const char* purpose_;
   std::unique_ptr<DeviceMemory> memory_;
 };
@@ -60,9 +70,10 @@ class GpuBackend final : public Backend {
   ~GpuBackend() override { drain(); }
 
   const char* name() const override { return device_->name(); }
+  int64_t device_ns() const override { return queue_->device_ns(); }
 
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes, const char* purpose) override {
-    return device_->allocate(bytes, purpose);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse use, const char* purpose) override {
+    return device_->allocate(bytes, use, purpose);
   }
 
   void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
@@ -131,7 +142,7 @@ class GpuBackend final : public Backend {
         add({role, static_cast<int32_t>(i)}, weights_.layer(i, role));
       }
     }
-    small_memory_ = device_->allocate(std::max<uint64_t>(small_bytes, 64), "small tensors");
+    small_memory_ = device_->allocate(std::max<uint64_t>(small_bytes, 64), MemoryUse::kWork, "small tensors");
     for (const auto& [at, ref] : small_refs) {
       const Weight& w = weights_.get(ref);
       small_[at].memory = small_memory_.get();
@@ -150,7 +161,7 @@ class GpuBackend final : public Backend {
     if (reinterpret_cast<uintptr_t>(w.data) % alignment_of(w.type) == 0) {
       return device_->wrap(w.data, w.bytes, what);
     }
-    std::unique_ptr<DeviceMemory> copy = device_->allocate(w.bytes, what);
+    std::unique_ptr<DeviceMemory> copy = device_->allocate(w.bytes, MemoryUse::kWork, what);
     std::memcpy(copy->host(), w.data, w.bytes);
     return copy;
   }
@@ -263,15 +274,30 @@ class GpuBackend final : public Backend {
 
   // --- encoding
 
-  const Kernel& kernel(const Launch& launch) {
+  static std::string key_of(const Launch& launch) {
     std::string key = launch.kernel;
     for (uint32_t i = 0; i < launch.n_constants; ++i) {
       key.append(",").append(std::to_string(launch.constants[i].index));
       key.append("=").append(std::to_string(launch.constants[i].value));
     }
-    std::unique_ptr<Kernel>& k = kernels_[key];
-    if (!k) k = device_->kernel(launch.kernel, {launch.constants.data(), launch.n_constants});
-    return *k;
+    return key;
+  }
+
+  // Has what the launches need made, as one lot.
+  void make_kernels(std::span<const Launch* const> launches) {
+    std::map<std::string, KernelSpec> missing;
+    for (const Launch* l : launches) {
+      std::string key = key_of(*l);
+      if (kernels_.contains(key)) continue;
+      missing.emplace(std::move(key),
+                      KernelSpec{l->kernel, {l->constants.begin(), l->constants.begin() + l->n_constants}});
+    }
+    if (missing.empty()) return;
+    std::vector<KernelSpec> specs;
+    for (const auto& [key, spec] : missing) specs.push_back(spec);
+    std::vector<std::unique_ptr<Kernel>> made = device_->kernels(specs);
+    size_t i = 0;
+    for (const auto& [key, spec] : missing) kernels_.emplace(key, std::move(made[i++]));
   }
 
   void encode(Queue& queue, const Launch& launch, const Run& run, bool in_round) {
@@ -281,22 +307,28 @@ class GpuBackend final : public Backend {
       bindings_.push_back({p.memory, p.offset});
     }
     if (launch.barrier) queue.barrier();
-    queue.dispatch({.kernel = &kernel(launch),
+    queue.dispatch({.kernel = kernels_.at(key_of(launch)).get(),
                     .args = {launch.args.data(), launch.args_bytes},
                     .buffers = bindings_,
                     .groups = launch.groups,
                     .threads = launch.threads});
   }
 
-  // The whole run, handed over segment by segment so that the device begins at once.
+  // The whole run. It is handed over after 1, 2, 4 ... segments: the device begins at once, and commands
+  // are few.
   void encode(const std::vector<Step>& steps, const Run& run, uint64_t base) {
+    std::vector<const Launch*> launches;
+    for (const Step& step : steps) {
+      if (step.kind == Step::Kind::kLaunch) launches.push_back(&step.launch);
+    }
+    make_kernels(launches);
     for (const Step& step : steps) {
       const auto s = static_cast<uint64_t>(step.segment);
       switch (step.kind) {
         case Step::Kind::kLaunch: encode(*queue_, step.launch, run, false); break;
         case Step::Kind::kSignal:
           queue_->signal(*reached_, base + 2 * s + 1);
-          queue_->commit();
+          if (std::has_single_bit(s + 1)) queue_->commit();
           break;
         case Step::Kind::kCut:
           queue_->signal(*reached_, base + 2 * s + 2);
@@ -314,10 +346,10 @@ class GpuBackend final : public Backend {
     for (const int64_t start = now_ns(); !reached(kPollNs);) {
       if (poll) poll();
       queue_->finish(0);  // throws what went wrong there
-      if (now_ns() - start < kLostNs) continue;
+      if (now_ns() - start < lost_ns_) continue;
       raise(ErrorKind::kDevice, "gpu",
             {.what = "the device does not answer",
-             .got = "nothing for " + std::to_string(kLostNs / 1'000'000'000) + " s",
+             .got = "nothing for " + std::to_string(lost_ns_ / 1'000'000'000) + " s",
              .want = "the end of a layer",
              .where = device_->name(),
              .hint = "open the model again, or run it on the cpu backend"});
@@ -381,9 +413,11 @@ class GpuBackend final : public Backend {
       if (!round.more) return write_slots(s, experts_, round.residency, first);
       if (round.held) continue;
       write_slots(round_row_, experts_, round.residency, first);
-      for (const Launch& launch : lowering.lower_round(graph, what, s)) {
-        encode(*rounds_, launch, run, true);
-      }
+      const std::vector<Launch> launches = lowering.lower_round(graph, what, s);
+      std::vector<const Launch*> all;
+      for (const Launch& launch : launches) all.push_back(&launch);
+      make_kernels(all);
+      for (const Launch& launch : launches) encode(*rounds_, launch, run, true);
       rounds_->commit();
       await(poll, [&](int64_t ns) { return rounds_->finish(ns); });
       experts_.clear();
@@ -396,7 +430,7 @@ class GpuBackend final : public Backend {
   void drain() noexcept {
     for (Queue* queue : {rounds_.get(), queue_.get()}) {
       bool done = queue == nullptr, committed = false;
-      for (const int64_t start = now_ns(); !done && now_ns() - start < kLostNs;) {
+      for (const int64_t start = now_ns(); !done && now_ns() - start < lost_ns_;) {
         try {
           if (!std::exchange(committed, true)) queue->commit();
           done = queue->finish(kPollNs);
@@ -414,11 +448,14 @@ class GpuBackend final : public Backend {
   std::vector<std::unique_ptr<DeviceMemory>> wrapped_;
   std::unique_ptr<DeviceMemory> small_memory_;
   std::vector<Placed> matrices_, small_;  // by layer + 1 and role
-  Growing extra_{"kernels' scratch"}, slots_{"slots"}, tokens_{"tokens"}, ple_rows_{"n-gram rows"},
-      turns_{"rotations"}, favoured_{"the cache prior"}, logits_{"logits"};
+  Growing extra_{MemoryUse::kWork, "kernels' scratch"}, slots_{MemoryUse::kShared, "slots"},
+      tokens_{MemoryUse::kShared, "tokens"}, ple_rows_{MemoryUse::kShared, "n-gram rows"},
+      turns_{MemoryUse::kShared, "rotations"}, favoured_{MemoryUse::kShared, "the cache prior"},
+      logits_{MemoryUse::kShared, "logits"};
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::unique_ptr<Event> reached_, go_;
   std::unique_ptr<Queue> queue_, rounds_;
+  const int64_t lost_ns_ = lost_ns();
   uint64_t clock_ = 0;
   size_t all_row_ = 0, round_row_ = 0;
   std::vector<Binding> bindings_;

@@ -32,7 +32,7 @@ class Bench {
     const uint64_t at_once = bytes();
     copies_ = static_cast<uint32_t>(std::max<uint64_t>(div_ceil(what.bytes, at_once), 2));
     // Any bytes do: what a kernel computes does not change how long it takes. Small ones are finite floats.
-    weights_ = device.allocate(at_once * copies_, "weights to tune with");
+    weights_ = device.allocate(at_once * copies_, MemoryUse::kWork, "weights to tune with");
     std::array<uint8_t, 61 * 64> pattern;
     for (size_t i = 0; i < pattern.size(); ++i) pattern[i] = static_cast<uint8_t>(i * 37 % 61);
     for (uint64_t at = 0; at < weights_->size_bytes(); at += pattern.size()) {
@@ -40,10 +40,10 @@ class Bench {
                   weights_->host() + at);
     }
     const uint64_t widest = uint64_t{std::max(what.rows, what.cols)} * what.top_k;
-    x_ = device.allocate(widest * sizeof(float), "activations");
+    x_ = device.allocate(widest * sizeof(float), MemoryUse::kWork, "activations");
     std::fill_n(x_->floats(), widest, 0.5f);
-    y_ = device.allocate(widest * sizeof(float), "results");
-    ints_ = device.allocate((1 + 2 * records()) * sizeof(int32_t), "slots and picks");
+    y_ = device.allocate(widest * sizeof(float), MemoryUse::kWork, "results");
+    ints_ = device.allocate((1 + 2 * records()) * sizeof(int32_t), MemoryUse::kWork, "slots and picks");
     auto* ints = reinterpret_cast<int32_t*>(ints_->host());
     // Slots: expert e of the launch lies in slot e of its copy; picks and order: 0, 1, 2 ...
     ints[0] = 1;
@@ -58,8 +58,8 @@ class Bench {
   // Nanoseconds of a launch, the mean of all in one command.
   int64_t time(const Tile& tile) {
     const Launch launch = made(tile);
-    const std::unique_ptr<Kernel> kernel =
-        device_.kernel(launch.kernel, {launch.constants.data(), launch.n_constants});
+    const KernelSpec spec{launch.kernel, {launch.constants.begin(), launch.constants.begin() + launch.n_constants}};
+    const std::vector<std::unique_ptr<Kernel>> kernel = device_.kernels({&spec, 1});
     const int64_t start = now_ns();
     for (uint32_t i = 0; i < what_.launches; ++i) {
       const uint64_t copy = next_++ % copies_ * bytes();
@@ -76,7 +76,7 @@ class Bench {
           break;
       }
       queue_->barrier();
-      queue_->dispatch({.kernel = kernel.get(),
+      queue_->dispatch({.kernel = kernel.front().get(),
                         .args = {launch.args.data(), launch.args_bytes},
                         .buffers = bindings,
                         .groups = launch.groups,
