@@ -100,8 +100,11 @@ class Device {
   virtual std::vector<std::unique_ptr<Kernel>> kernels(std::span<const KernelSpec> specs) = 0;
   virtual std::unique_ptr<Event> event() = 0;
   virtual std::unique_ptr<Queue> queue() = 0;
-  // Gives back what lies behind keep_bytes; the bytes read as zero or as they were afterwards.
+  // Gives back what lies behind keep_bytes; the bytes read as zero or as they were afterwards. No kernel
+  // touches them before extend().
   virtual void trim(DeviceMemory& memory, size_t keep_bytes) = 0;
+  // Kernels will touch so much of memory that was trimmed.
+  virtual void extend(DeviceMemory& memory, size_t bytes) { (void)memory, (void)bytes; }
   // What the host wrote to these parts of kArena memory is there for all that is let go from now on.
   virtual void publish(DeviceMemory& memory, std::span<const ByteRange> ranges) {
     (void)memory, (void)ranges;

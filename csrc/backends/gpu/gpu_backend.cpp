@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kPollNs = 20'000'000;
 // No segment of a model takes as long, not even on the CPU under a sanitizer.
-constexpr double kLostSeconds = 300;
+constexpr double kLostSeconds = 60;
 
 int64_t lost_ns() {
   const std::string text = environment("ESKER_DEVICE_TIMEOUT");
@@ -78,6 +78,7 @@ class GpuBackend final : public Backend {
 
   void run_graph_seg(const Graph& graph, const Run& run, HostTurns& turns,
                      const PollFn& poll) override {
+    if (lost_) raise_lost();
     const LoweringRun what{.n_tokens = run.n_tokens,
                            .n_logit_rows = run.n_logit_rows,
                            .position = run.position,
@@ -211,6 +212,7 @@ class GpuBackend final : public Backend {
   // Everything the run's kernels read that the host knows beforehand.
   void prepare(const Graph& graph, const Run& run) {
     const uint64_t tokens = run.n_tokens, end = run.position + tokens;
+    device_->extend(*run.scratch, size_t{graph.scratch_width} * tokens * sizeof(float));
     extra_.at_least(*device_, extra_layout(config_, tokens, end).bytes);
     slots_.at_least(*device_, (graph.segments.size() + 2) * slots_bytes());
     all_row_ = graph.segments.size();  // every expert in the round
@@ -347,13 +349,18 @@ class GpuBackend final : public Backend {
       if (poll) poll();
       queue_->finish(0);  // throws what went wrong there
       if (now_ns() - start < lost_ns_) continue;
-      raise(ErrorKind::kDevice, "gpu",
-            {.what = "the device does not answer",
-             .got = "nothing for " + std::to_string(lost_ns_ / 1'000'000'000) + " s",
-             .want = "the end of a layer",
-             .where = device_->name(),
-             .hint = "open the model again, or run it on the cpu backend"});
+      lost_ = true;
+      raise_lost();
     }
+  }
+
+  [[noreturn]] void raise_lost() const {
+    raise(ErrorKind::kDevice, "gpu",
+          {.what = "the device does not answer",
+           .got = "nothing for " + std::to_string(lost_ns_ / 1'000'000'000) + " s",
+           .want = "the end of a layer",
+           .where = device_->name(),
+           .hint = "open the model again, or run it on the cpu backend"});
   }
 
   void take_turn(const Lowering& lowering, const Graph& graph, const Run& run, const LoweringRun& what,
@@ -430,7 +437,7 @@ class GpuBackend final : public Backend {
   void drain() noexcept {
     for (Queue* queue : {rounds_.get(), queue_.get()}) {
       bool done = queue == nullptr, committed = false;
-      for (const int64_t start = now_ns(); !done && now_ns() - start < lost_ns_;) {
+      for (const int64_t start = now_ns(); !done && !lost_ && now_ns() - start < lost_ns_;) {
         try {
           if (!std::exchange(committed, true)) queue->commit();
           done = queue->finish(kPollNs);
@@ -456,6 +463,7 @@ class GpuBackend final : public Backend {
   std::unique_ptr<Event> reached_, go_;
   std::unique_ptr<Queue> queue_, rounds_;
   const int64_t lost_ns_ = lost_ns();
+  bool lost_ = false;  // it stopped answering: nothing is waited for any more
   uint64_t clock_ = 0;
   size_t all_row_ = 0, round_row_ = 0;
   std::vector<Binding> bindings_;
