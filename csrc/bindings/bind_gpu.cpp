@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 
+#include "abi/kernel_args.h"
+#include "backends/gpu/device_probe.h"
 #include "backends/gpu/devices.h"
 #include "backends/gpu/kernel_names.h"
 #include "backends/gpu/kernel_sources.h"
@@ -77,7 +79,7 @@ class OneKernel {
   void compile(const std::vector<std::string>& names) {
     const nb::gil_scoped_release no_gil;
     std::vector<gpu::KernelSpec> specs;
-    for (const std::string& name : names) specs.push_back({name, {}});
+    for (const std::string& name : names) specs.push_back({name, {{gpu::kLanesConstant, 32}}});  // some need it
     device_->kernels(specs);
   }
 
@@ -141,6 +143,37 @@ class OneKernel {
   std::map<std::string, std::unique_ptr<gpu::Kernel>> kernels_;
 };
 
+nb::dict times_dict(const gpu::ProbeTimes& times) {
+  nb::dict d;
+  d["wall_ns"] = times.wall_ns, d["device_ns"] = times.device_ns;
+  return d;
+}
+
+nb::dict stream(const std::string& backend, uint64_t bytes, uint32_t launches, uint32_t repeats) {
+  gpu::ProbeTimes times;
+  {
+    const nb::gil_scoped_release no_gil;
+    times = gpu::probe_stream(*gpu::open_device(backend), bytes, launches, repeats, make_poll());
+  }
+  return times_dict(times);
+}
+
+nb::dict handshake(const std::string& backend, const std::string& how, uint32_t segments, uint64_t work_bytes,
+                   uint32_t repeats) {
+  using enum gpu::Handshake;
+  const gpu::Handshake kind = how == "none" ? kNone : how == "bare" ? kBare : kCovered;
+  if (kind == kCovered && how != "covered") {
+    raise(ErrorKind::kUsage, "gpu",
+          {.what = "unknown handshake", .got = how, .want = "none, bare or covered", .where = {}, .hint = {}});
+  }
+  gpu::ProbeTimes times;
+  {
+    const nb::gil_scoped_release no_gil;
+    times = gpu::probe_handshake(*gpu::open_device(backend), kind, segments, work_bytes, repeats, make_poll());
+  }
+  return times_dict(times);
+}
+
 std::string kernel_source(const std::string& file) {
   for (const gpu::KernelSource& s : gpu::metal_sources()) {
     if (s.file == file) return std::string(s.text);
@@ -181,6 +214,11 @@ void bind_gpu(nb::module_& m) {
         "The tile (L, R, S, K, table in threadgroup memory, x staged there) that a family's table gives a product.");
   m.def("gpu_tile_fits", &fits, nb::arg("use"), nb::arg("type"), nb::arg("tile"),
         "Whether the kernel for this use and type can be cut by the tile.");
+  m.def("gpu_stream", &stream, nb::arg("backend"), nb::arg("bytes"), nb::arg("launches"), nb::arg("repeats"),
+        "Streams memory, two arrays read and one written: ns of a launch that moves `bytes` in all.");
+  m.def("gpu_handshake", &handshake, nb::arg("backend"), nb::arg("how"), nb::arg("segments"),
+        nb::arg("work_bytes"), nb::arg("repeats"),
+        "A window whose segments end with \"none\", a \"bare\" or a \"covered\" stop for the host: ns.");
   m.def("gpu_tune", &tune, nb::arg("backend"), nb::arg("use"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
         nb::arg("tiles"), nb::arg("bytes"), nb::arg("launches"), nb::arg("repeats"), nb::arg("top_k"),
         "Times tiles on a device, the first before and after each round: ns of a launch.");

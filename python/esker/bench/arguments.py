@@ -22,6 +22,7 @@ _CASES = {
     "decode": "generating, token by token",
     "ops": "matrix products of each weight type, against a plain read of memory",
     "disk": "direct reads, by size and depth",
+    "handshake": "what it costs a GPU to stop for the host at each layer",
     "stream": "generating with less memory than the experts need",
     "peer": "the same file and tokens in llama.cpp, side by side",
 }
@@ -73,6 +74,9 @@ def _add_case(case: argparse.ArgumentParser, name: str) -> None:
         )
         case.add_argument("--vectors", metavar="N", help="multiplied at once (default 1)")
         case.add_argument("--bytes", metavar="SIZE", help="of all copies (default 256MB)")
+    elif name == "handshake":
+        case.add_argument("--segments", metavar="N", help="stops of a window (default 48)")
+        case.add_argument("--work", metavar="SIZE", help="streamed in each segment (default 8MB)")
     elif name == "disk":
         case.add_argument("--file", metavar="FILE", help="to read (default: the model)")
         case.add_argument("--sizes", metavar="LIST", help="of a read (default: 64KiB, 512KiB, an"

@@ -26,6 +26,8 @@ Progress = Callable[[str], None]
 REPEATS_MIN = 3
 CONTEXT_STEP = 256  # llama.cpp rounds contexts up to this, so ours is asked for that way
 OPS_PASSES = 3  # of each matrix shape in one process
+HANDSHAKES = ("none", "bare", "covered")
+HANDSHAKE_WINDOWS = 20  # of each kind in one process
 DISK_READS_MAX = 256  # of one size and depth in one process
 DISK_DEPTHS = (1, 4, 8)
 ROW_LOOKUPS = ("token_embd", "per_layer_token_embd")  # tables of which single rows are read
@@ -239,6 +241,20 @@ def ops_case(setup: Setup, shapes: Sequence[dict[str, Any]], tokens: int, size: 
     settings = {"copies_bytes": size, "tokens_at_once": tokens}
     side = Side("ops", esker_command(), job, False, None, settings, ("kernel", "read"))
     return Case("ops", [side], compare=("kernel", "read"))
+
+
+def handshake_case(setup: Setup, segments: int, work_bytes: int) -> Case:
+    """Windows without stops, with bare ones, and with ones that work covers, in one process."""
+    job = {
+        "kind": "handshake",
+        "backend": setup.options["backend"],
+        "segments": segments,
+        "work_bytes": work_bytes,
+        "windows": 3 if setup.quick else HANDSHAKE_WINDOWS,
+    }
+    settings = {"segments": segments, "work_bytes": work_bytes}
+    side = Side("handshake", esker_command(), job, False, None, settings, HANDSHAKES)
+    return Case("handshake", [side], compare=("bare", "none"), uses_model=False)
 
 
 def disk_case(

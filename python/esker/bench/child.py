@@ -200,6 +200,25 @@ def run_disk(job: Job, tell: Tell) -> None:
     tell("done", samples=samples, settings={"threads": 1, "direct": direct})
 
 
+def run_handshake(job: Job, tell: Tell) -> None:
+    """Windows of each kind; of each its time for who waits, and on the device's own clock."""
+    from .. import _core
+
+    samples: dict[str, list[dict[str, Any]]] = {}
+    for how in ("none", "bare", "covered"):
+        times = _core.gpu_handshake(
+            job["backend"], how, job["segments"], job["work_bytes"], job["windows"]
+        )
+        samples[how] = [
+            {"name": name, "ns": ns}
+            for name, key in (("window", "wall_ns"), ("device", "device_ns"))
+            for ns in times[key]
+        ]
+        tell("progress", text=how)
+    device = _core.GpuDevice(job["backend"])
+    tell("done", samples=samples, settings={"threads": 1, "device": device.description})
+
+
 def usage() -> dict[str, int]:
     """What the system counted for this process; the guard's last reading comes after its end."""
     counted = resource.getrusage(resource.RUSAGE_SELF)
@@ -227,6 +246,7 @@ _JOBS: dict[str, Callable[[Job, Tell], None]] = {
     "text": run_text,
     "ops": run_ops,
     "disk": run_disk,
+    "handshake": run_handshake,
 }
 
 if __name__ == "__main__":

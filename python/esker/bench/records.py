@@ -41,7 +41,7 @@ Run = dict[str, Any]
 
 FORMAT = "esker-result"
 VERSION = 1  # also of summarize(): whoever changes what it computes raises this
-CASES = ("load", "prefill", "decode", "ops", "disk", "stream", "peer")
+CASES = ("load", "prefill", "decode", "ops", "disk", "handshake", "stream", "peer")
 TAIL_CHARS = 4000  # of a child's standard output and error that are kept
 RESULT_BYTES_MAX = 256 << 20
 

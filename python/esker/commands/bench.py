@@ -197,12 +197,22 @@ def _disk(args: argparse.Namespace, setup: Setup) -> Case:
     return cases.disk_case(setup, file, sorted(sizes), depths, total)
 
 
+def _handshake(args: argparse.Namespace, setup: Setup) -> Case:
+    if setup.options["backend"] in ("auto", "cpu"):
+        hint = "give --backend; the cpu backend has nobody to stop for"
+        raise UsageError(fault("bench", "handshake", got="cpu", want="a GPU", hint=hint))
+    return cases.handshake_case(
+        setup, _count(args, "segments", 48), _size(args, "work", 8_000_000)
+    )
+
+
 _CASES: dict[str, Callable[[argparse.Namespace, Setup], Case]] = {
     "load": _load,
     "prefill": _prefill,
     "decode": _decode,
     "ops": _ops,
     "disk": _disk,
+    "handshake": _handshake,
     "stream": _stream_case,
     "peer": _peer,
 }
