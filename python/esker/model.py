@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, disk, profile, tiles
+from . import _core, devices, disk, profile, tiles
 from .chat import ChatTemplate, Message
 from .errors import FormatError, UsageError, fault
 from .files import cache_folder
@@ -136,7 +136,7 @@ class Model:
         self._open: _core.Engine | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         begin = time.perf_counter()
-        backend = "cpu" if options.backend == "auto" else options.backend
+        backend = devices.choose() if options.backend == "auto" else options.backend
         self._open = _core.Engine(
             self.path,
             options.ngram_table,

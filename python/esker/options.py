@@ -140,8 +140,8 @@ def parse_arena(value: object) -> Arena:
 
 def _backend(value: object) -> str:
     name = str(value).strip().lower()
-    if name == "simt" and "ESKER_SIMT_LIBRARY" in os.environ:
-        return name  # the tests' device, which runs the Metal kernels on the CPU
+    if f"ESKER_{name.upper()}_LIBRARY" in os.environ:
+        return name  # a device that is no part of the build, such as the tests'
     if name not in BACKENDS:
         raise _Bad(f"one of {', '.join(BACKENDS)}")
     return name

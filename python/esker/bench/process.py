@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from .. import errors
 from ..errors import DeviceError, EskerError, UsageError, fault
+from ..options import LOAD
 from .caps import CAP_HINT, MemoryCap
 from .guard import Guard, GuardLimits
 from .records import Run, tail
@@ -223,12 +224,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without the ESKER_ variables, but for the one that is no option: a job says the others."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("ESKER_") or name == "ESKER_CPU_ISA"
-    }
+    """Ours without the variables that stand for options: a job says what they are."""
+    options = {option.variable for option in LOAD}
+    return {name: value for name, value in os.environ.items() if name not in options}
 
 
 def _last_line(text: str) -> str:

@@ -44,7 +44,7 @@ def print_summary(result: Mapping[str, Any], out: str) -> None:
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:  # rich would end the process when the reader is gone
         console.print(_table(result))
-        for line in (same_tokens(result), *remarks(result)):
+        for line in (same_tokens(result), *stops(result), *remarks(result)):
             if line:
                 console.print(line)
         console.print(f"written to {out}")
@@ -93,6 +93,24 @@ def same_tokens(result: Mapping[str, Any]) -> str | None:
     return f"both sides found the same token likeliest at {same} of {len(pairs)} places"
 
 
+def stops(result: Mapping[str, Any]) -> list[str]:
+    """What a stop for the host adds to a window, by each clock."""
+    raw, sides = result["raw"], result["summary"]["sides"]
+    if raw["case"] != "handshake":
+        return []
+    segments = raw["runs"][0]["settings"]["segments"]
+    lines = []
+    for name, clock in (("window:ns", "for the host"), ("device:ns", "on the device's clock")):
+        plain = sides["none"][name]["median"]
+        if not plain:
+            continue  # a device without a clock
+        bare, covered = (
+            (sides[side][name]["median"] - plain) / segments / 1e3 for side in ("bare", "covered")
+        )
+        lines.append(f"a stop adds {bare:.1f} us {clock}, {covered:.1f} us with work to cover it")
+    return lines
+
+
 def _table(result: Mapping[str, Any]) -> RenderableType:
     raw, summary = result["raw"], result["summary"]
     sides, pairs = summary["sides"], summary["pairs"]
@@ -117,6 +135,8 @@ def _table(result: Mapping[str, Any]) -> RenderableType:
 
 def main_metrics(case: str, sides: Mapping[str, Mapping[str, Figure]]) -> list[str]:
     present = list(dict.fromkeys(name for side in sides.values() for name in side))
+    if case == "handshake":
+        return [name for name in present if name.endswith(":ns")]
     if case == "ops":
         return [name for name in present if name.endswith(":rate")]
     if case == "disk":

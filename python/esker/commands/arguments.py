@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_audit(commands)
     _add_tune(commands)
+    _add_selftest(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -151,6 +152,19 @@ def _add_tune(commands: Any) -> None:
     tune.add_argument("--quick", action="store_true", help="to try things out: nothing is kept")
     _add_options(tune, [option for option in LOAD if option.name in ("model", "backend")])
     _add_json(tune)
+
+
+def _add_selftest(commands: Any) -> None:
+    selftest = commands.add_parser(
+        "selftest",
+        help="check this machine's devices",
+        description="Compiles every kernel, runs every parity case and the demo model on each"
+        " device, times the decode kernels, and prints one report to paste into an issue. A GPU"
+        " that passed is used where no backend is asked for. Status 1 if anything failed.",
+    )
+    selftest.add_argument("--quick", action="store_true", help="a tenth of it; nothing is kept")
+    _add_options(selftest, [option for option in LOAD if option.name == "backend"])
+    _add_json(selftest)
 
 
 def _add_plan(commands: Any) -> None:
