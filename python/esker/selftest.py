@@ -96,9 +96,7 @@ def rates(name: str, quick: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def _checked(
-    name: str, progress: Progress, check: Callable[[], tuple[str, list[str]]]
-) -> Check:
+def _checked(name: str, progress: Progress, check: Callable[[], tuple[str, list[str]]]) -> Check:
     """Runs a check that gives a sentence and what failed; what it raises is a failure too."""
     progress(name)
     begin = time.perf_counter()

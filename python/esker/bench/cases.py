@@ -238,6 +238,9 @@ def ops_case(setup: Setup, shapes: Sequence[dict[str, Any]], tokens: int, size: 
         "threads": setup.threads,
         "activations": setup.options["activations"],
     }
+    backend = setup.options["backend"]
+    if backend not in ("auto", "cpu"):
+        job |= {"kind": "gpu_ops", "backend": backend}
     settings = {"copies_bytes": size, "tokens_at_once": tokens}
     side = Side("ops", esker_command(), job, False, None, settings, ("kernel", "read"))
     return Case("ops", [side], compare=("kernel", "read"))

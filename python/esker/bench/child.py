@@ -24,6 +24,10 @@ from typing import Any
 
 from ..errors import EskerError
 
+GPU_LAUNCHES = 16  # of one measurement, in one command
+GPU_STREAM_BYTES = 768_000_000  # more than any cache
+GPU_TOP_K = 10
+
 Job = dict[str, Any]
 Tell = Callable[..., None]
 
@@ -178,6 +182,50 @@ def run_ops(job: Job, tell: Tell) -> None:
     tell("done", samples=samples, settings=settings)
 
 
+def run_gpu_ops(job: Job, tell: Tell) -> None:
+    """The same on a GPU: the decode kernels, cut by the tiles that a run would take, next to
+    streaming, two arrays read and one written; and the least that a launch takes."""
+    import statistics
+
+    from .. import _core, tiles
+
+    backend = job["backend"]
+    device = _core.GpuDevice(backend)
+    kept = {product[:4]: product[4] for product in tiles.load(backend)}
+    samples: dict[str, list[dict[str, Any]]] = {"kernel": [], "read": []}
+    for shape in job["shapes"]:
+        use, rows, cols = shape.get("use", "matvec"), shape["rows"], shape["cols"]
+        product = (use, shape["type"], rows, cols)
+        lanes, r, simds, split, table, stage = kept.get(product) or _core.gpu_tile(
+            device.family, *product
+        )
+        times = _core.gpu_tune(
+            backend,
+            *product,
+            [(lanes, r, simds, split, table, stage)],
+            job["copies_bytes"],
+            GPU_LAUNCHES,
+            job["passes"],
+            GPU_TOP_K,
+        )
+        what = {"name": use, "type": shape["type"], "shape": [rows, cols], "bytes": times["bytes"]}
+        samples["kernel"] += [{**what, "ns": ns} for ns in times["tile_ns"][0]]
+        # One launch of streaming moves as much as all launches of the product together.
+        moved = max(times["bytes"] * GPU_LAUNCHES, GPU_STREAM_BYTES)
+        streamed = _core.gpu_stream(backend, moved, 4, job["passes"])["wall_ns"]
+        samples["read"] += [{**what, "bytes": moved, "ns": ns} for ns in streamed]
+        tell("progress", text=f"{use} {shape['type']} {rows}x{cols}")
+    launch = _core.gpu_stream(backend, 1, 1000, job["passes"])["wall_ns"]
+    samples["kernel"] += [{"name": "launch", "ns": ns} for ns in launch]
+    settings = {
+        "threads": 1,
+        "backend": backend,
+        "device": device.description,
+        "launch_ns": statistics.median(launch),
+    }
+    tell("done", samples=samples, settings=settings)
+
+
 def run_disk(job: Job, tell: Tell) -> None:
     """Every size and depth: one sample of the whole, one of each read's latency."""
     from .. import _core
@@ -245,6 +293,7 @@ def _add_counters(
 _JOBS: dict[str, Callable[[Job, Tell], None]] = {
     "text": run_text,
     "ops": run_ops,
+    "gpu_ops": run_gpu_ops,
     "disk": run_disk,
     "handshake": run_handshake,
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from .. import _core
+from .. import _core, tiles
 from ..bench import cases
 from ..bench.arguments import DEFAULT_REPEATS, read_list
 from ..bench.cases import Case, Setup
@@ -170,7 +170,10 @@ def _peer(args: argparse.Namespace, setup: Setup) -> Case:
 
 def _ops(args: argparse.Namespace, setup: Setup) -> Case:
     types = _list(args, "types", "", str)
-    if args.shapes is None:
+    if args.shapes is None and setup.options["backend"] not in ("auto", "cpu"):
+        products = tiles.products(_core.file_info(setup.model))
+        shapes = [p._asdict() for p in products if not types or p.type in types]
+    elif args.shapes is None:
         shapes = cases.model_shapes(setup.model, types)
     elif not types:
         raise UsageError(fault("bench", "--shapes without --types", want="both, or no shapes"))
@@ -201,9 +204,7 @@ def _handshake(args: argparse.Namespace, setup: Setup) -> Case:
     if setup.options["backend"] in ("auto", "cpu"):
         hint = "give --backend; the cpu backend has nobody to stop for"
         raise UsageError(fault("bench", "handshake", got="cpu", want="a GPU", hint=hint))
-    return cases.handshake_case(
-        setup, _count(args, "segments", 48), _size(args, "work", 8_000_000)
-    )
+    return cases.handshake_case(setup, _count(args, "segments", 48), _size(args, "work", 8_000_000))
 
 
 _CASES: dict[str, Callable[[argparse.Namespace, Setup], Case]] = {
