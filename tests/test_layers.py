@@ -16,8 +16,9 @@ LAYERS = [
 FORBIDDEN = {("backends", "stream")}
 # Python modules of the package, bottom to top; each may import those before it.
 MODULES = [
-    "errors", "_core", "options", "files", "profile", "disk", "tiles", "tokenizer", "chat", "session",
-    "model", "gguf_writer", "synth", "bench", "report", "commands", "cli", "__init__", "__main__",
+    "errors", "_core", "options", "files", "profile", "disk", "tiles", "devices", "tokenizer", "chat",
+    "session", "model", "parity", "selftest", "gguf_writer", "synth", "bench", "report", "commands", "cli",
+    "__init__", "__main__",
 ]  # fmt: skip
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 LINES_MAX = 600

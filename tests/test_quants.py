@@ -16,69 +16,12 @@ import gguf.quants
 import numpy as np
 import pytest
 from esker import _core
+from esker.parity.weights import FINITE_HALVES, TYPES, decode, iq1_m_scale, random_blocks, set_halves
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 Q2_0 = 42  # not in the package
 
-# Name: type id, weights and bytes of a block (as abi/weight_types.h), offsets of its halves.
-TYPES = {
-    "F32": (0, 1, 4, ()),
-    "F16": (1, 1, 2, (0,)),
-    "Q4_0": (2, 32, 18, (0,)),
-    "Q4_1": (3, 32, 20, (0, 2)),
-    "Q5_0": (6, 32, 22, (0,)),
-    "Q5_1": (7, 32, 24, (0, 2)),
-    "Q8_0": (8, 32, 34, (0,)),
-    "Q2_K": (10, 256, 84, (80, 82)),
-    "Q3_K": (11, 256, 110, (108,)),
-    "Q4_K": (12, 256, 144, (0, 2)),
-    "Q5_K": (13, 256, 176, (0, 2)),
-    "Q6_K": (14, 256, 210, (208,)),
-    "IQ2_XXS": (16, 256, 66, (0,)),
-    "IQ2_XS": (17, 256, 74, (0,)),
-    "IQ3_XXS": (18, 256, 98, (0,)),
-    "IQ1_S": (19, 256, 50, (0,)),
-    "IQ4_NL": (20, 32, 18, (0,)),
-    "IQ3_S": (21, 256, 110, (0,)),
-    "IQ2_S": (22, 256, 82, (0,)),
-    "IQ4_XS": (23, 256, 136, (0,)),
-    "IQ1_M": (29, 256, 56, ()),  # its half lies scattered: see iq1_m_scale
-    "BF16": (30, 1, 2, ()),
-    "TQ1_0": (34, 256, 54, (52,)),
-    "TQ2_0": (35, 256, 66, (64,)),
-    "MXFP4": (39, 32, 17, ()),
-    "NVFP4": (40, 64, 36, ()),
-    "Q2_0": (Q2_0, 64, 18, (0,)),
-}
-
-# Halves by their bits: +-0, the smallest and the largest subnormal, the smallest normal, +-1, an
-# ordinary small scale, the largest finite of both signs.
-FINITE_HALVES = (0, 0x8000, 1, 0x8001, 0x3FF, 0x83FF, 0x400, 0x3C00, 0xBC00, 0x1234, 0x7BFF, 0xFBFF)
 OTHER_HALVES = (0x7C00, 0xFC00, 0x7E00, 0xFE01)
-
-
-def random_blocks(name, n_blocks, seed=0):
-    _, _, block_bytes, _ = TYPES[name]
-    rng = np.random.default_rng([seed, *name.encode()])
-    return rng.integers(0, 256, (n_blocks, block_bytes), np.uint8)
-
-
-def set_halves(name, blocks, halves):
-    """Puts every combination of `halves` into the scale fields, block after block."""
-    offsets = TYPES[name][3]
-    for k, offset in enumerate(offsets):
-        chosen = np.array(halves, "<u2")[np.arange(len(blocks)) // len(halves) ** k % len(halves)]
-        blocks[:, offset : offset + 2] = chosen.reshape(-1, 1).view(np.uint8)
-    if name == "IQ1_M":
-        iq1_m_scale(blocks, np.array(halves)[np.arange(len(blocks)) % len(halves)])
-    return blocks
-
-
-def iq1_m_scale(blocks, halves):
-    """Nibble i of the half is the top nibble of word i of the last eight bytes."""
-    for i in range(4):
-        high_byte = blocks[:, 49 + 2 * i]
-        high_byte[:] = (high_byte & 15) | ((halves >> 4 * i & 15) << 4)
 
 
 def expected(name, blocks):
@@ -92,14 +35,6 @@ def expected(name, blocks):
         d = blocks[:, :2].copy().view("<f2").astype(np.float32)
         q = blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3
         return (d * (q.reshape(len(blocks), 64).astype(np.float32) - 1)).ravel()
-
-
-def decode(name, blocks):
-    type_id, elements, _, _ = TYPES[name]
-    n = len(blocks) * elements
-    got = _core.decode_weights(type_id, blocks.tobytes(), n)
-    assert got.dtype == np.float32 and got.shape == (n,)
-    return got
 
 
 def assert_same(name, blocks):

@@ -89,7 +89,15 @@ class OneKernel {
     gpu::Kernel& made = kernel_of(kernel, constants);
     std::vector<std::unique_ptr<DeviceMemory>> memories;
     std::vector<gpu::Binding> bindings;
-    for (const auto& b : buffers) {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const auto& b = buffers[i];
+      size_t same = 0;  // an array that is bound twice is one memory
+      while (same < i && (buffers[same].data() != b.data() || buffers[same].nbytes() != b.nbytes())) ++same;
+      if (same < i && b.nbytes() != 0) {
+        memories.push_back(nullptr);
+        bindings.push_back(bindings[same]);
+        continue;
+      }
       // What a kernel writes behind a buffer's end shows in what follows it.
       memories.push_back(device_->allocate(b.nbytes() + kMargin, MemoryUse::kWork, "a buffer of a check"));
       std::memcpy(memories.back()->host(), b.data(), b.nbytes());
@@ -109,6 +117,7 @@ class OneKernel {
       }
     }
     for (size_t i = 0; i < buffers.size(); ++i) {
+      if (!memories[i]) continue;
       const uint8_t* from = memories[i]->host();
       const size_t n = buffers[i].nbytes();
       for (size_t k = n; k < n + kMargin; ++k) {

@@ -19,7 +19,8 @@ WEIGHT_TYPE = re.compile(r"B?F(16|32)|I?Q\d\w*|TQ\d\w*|MXFP4|NVFP4")
 
 
 def is_compiled(item):
-    values = getattr(item, "callspec", None) and item.callspec.params.values() or ()
+    case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+    values = case.arguments.values() if hasattr(case, "arguments") else ()
     types = [v for v in values if isinstance(v, str) and WEIGHT_TYPE.fullmatch(v)]
     return all(re.search(ONLY, f"matvec_{v}") for v in types)
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""abi.py says what a compiler says of the header, and the header's kernels are those of metal/."""
+"""esker.parity.abi says what a compiler says of the header, and the header's kernels are those of metal/."""
 
 import re
 import subprocess
 from pathlib import Path
 
-import abi
 import pytest
 import simt
+from esker.parity import abi
 
 METAL = Path(__file__).resolve().parents[2] / "metal"
-TEXT = abi.HEADER.read_text(encoding="utf-8")
+HEADER = METAL.parent / "csrc" / "abi" / "kernel_args.h"
+TEXT = HEADER.read_text(encoding="utf-8")
 COMMENTS = "\n".join(re.findall(r"^// ?(.*)$", TEXT, re.MULTILINE))
 WEIGHT_TYPES = re.findall(
     r'^.*?"(\w+)", \d+, \d+\}',
-    (abi.HEADER.parent / "weight_types.h").read_text().replace("}, ", "},\n"),
+    (HEADER.parent / "weight_types.h").read_text().replace("}, ", "},\n"),
     re.MULTILINE,
 )
 
@@ -36,7 +37,7 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("abi")
     source = folder / "abi.cpp"
     source.write_text(
-        f'#include <cstddef>\n#include <cstdio>\n#include "{abi.HEADER}"\n'
+        f'#include <cstddef>\n#include <cstdio>\n#include "{HEADER}"\n'
         "using namespace esker::gpu;\n"
         'static void print(const char* name, size_t n) { std::printf("%s=%zu\\n", name, n); }\n'
         "int main() {\n" + "\n".join(lines) + "\n}\n"
