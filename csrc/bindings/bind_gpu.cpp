@@ -2,6 +2,7 @@
 //
 // Tiles of the gpu kernels: what is known of a family, and timing them on a device (backends/gpu/tune.h).
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include <array>
 #include <cstring>
