@@ -160,7 +160,9 @@ def _parity(device: _core.GpuDevice, progress: Progress, quick: bool) -> Iterato
                     continue
                 except (Failed, EskerError) as error:
                     failures.append(f"{case.name}: {error}")
-            detail = f"{len(cases)} cases, at most {100 * worst:.0f} % of the error allowed"
+            detail = f"{len(cases)} cases"
+            if worst:
+                detail += f", at most {100 * worst:.0f} % of the error allowed"
             return detail, failures
 
         yield _checked(f"parity: {area}", progress, check)
