@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from esker.errors import FormatError
 from esker.parity import AREAS, Failed, all_cases
 from esker.parity.cases import Case, check, launch, parametrize, within
 
@@ -60,6 +61,18 @@ def test_a_check_fails_and_so_does_an_assertion_of_numpy():
         check(False, 7)
     with pytest.raises(Failed, match="Arrays are not equal"):
         of(lambda: np.testing.assert_array_equal([1], [2])).run(Doubler())
+
+
+def test_what_numpy_cannot_use_is_a_failure_and_the_devices_errors_stay_what_they_are():
+    with pytest.raises(Failed, match="IndexError: index 7 is out of bounds"):
+        of(lambda: np.zeros(3)[7]).run(Doubler())
+
+    class Lost:
+        def run(self, *_, **__):
+            raise FormatError("the device is gone")
+
+    with pytest.raises(FormatError, match="gone"):
+        of(case_double, n=3, sign=1, order="forward").run(Lost())
 
 
 def test_values_are_combined():

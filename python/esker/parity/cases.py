@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import EskerError
+
 AREAS = (
     "mixer", "ple", "matvec", "matmat", "experts", "expert_matmat", "route", "delta", "attention",
 )  # fmt: skip
@@ -132,7 +134,7 @@ def parametrize(
 
 
 def _short(value: object) -> str:
-    return value.__name__ if callable(value) else str(value).replace(" ", "")
+    return str(getattr(value, "__name__", value)).replace(" ", "")
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,12 @@ class Case:
         token = _running.set(running)
         try:
             self.function(**self.arguments)
-        except AssertionError as error:
-            if isinstance(error, Failed):
-                raise
+        except (Failed, EskerError):
+            raise
+        except AssertionError as error:  # numpy's
             raise Failed(" ".join(str(error).split())) from error
+        except (LookupError, ValueError) as error:  # of sums with what no kernel should have made
+            raise Failed(f"{type(error).__name__}: {error}") from error
         finally:
             _running.reset(token)
         return running.worst

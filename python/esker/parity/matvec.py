@@ -115,7 +115,8 @@ def case_embedding_takes_the_rows_asked_for(name):
 
 @parametrize("name", TYPES)
 def case_every_type(name):
-    """Tiles at random for each type; odd numbers of rows, gaps between rows, orders of lanes."""
+    """Tiles at random for each type; odd numbers of rows, gaps between rows, orders of lanes. How many rows
+    a lane group has does not show."""
     cols = width_of(name)
     data, weights = random_weights(name, 37, cols)
     x = activations(4, cols)
@@ -130,6 +131,10 @@ def case_every_type(name):
             same_bits(
                 matvec(name, data, x[:tokens], cols, tile, order=order, stage=1, **options), got
             )
+        lanes, _, simdgroups, split = tile
+        for rows in (1, 2, 4):
+            other = (lanes, rows, simdgroups, split)
+            same_bits(matvec(name, data, x[:tokens], cols, other, **options), got)
 
 
 @parametrize("name", ["BF16", "Q8_0", "Q4_K", "Q2_0"])
@@ -154,6 +159,10 @@ def case_tables_in_threadgroup_memory(name):
         got = matvec(name, data, x, cols, tile, threadgroup_table=True)
         within(error(got, x @ weights.T), 1e-6)
         same_bits(got, matvec(name, data, x, cols, tile))
+    lanes, _, simdgroups, split = tile
+    for rows in (1, 2, 4):
+        other = (lanes, rows, simdgroups, split)
+        same_bits(got, matvec(name, data, x, cols, other, threadgroup_table=True))
     for stage in (0, 1):
         same_bits(
             got,
