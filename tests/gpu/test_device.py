@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Whole models on the simt device: lowering, backend and kernels together, next to the CPU backend."""
+"""Whole models on a GPU device: lowering, backend and kernels together, next to the CPU backend.
+
+The device is "simt", or what ESKER_TEST_DEVICE names.
+"""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -16,14 +20,17 @@ from esker import _core, cli
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 MODELS = ["demo", "mq-mix1", "mq-mix2", "micro-f32"]
 SMALL = "micro-f32"  # the fastest here
+DEVICE = os.environ.get("ESKER_TEST_DEVICE", "simt")
+only_simt = pytest.mark.skipif(DEVICE != "simt", reason="of the simt device")
 # Both sides add floats, in another order: logits have a standard deviation of 1.4 to 3.5.
 LIMIT = 1e-4
 
 
 @pytest.fixture(autouse=True)
 def simt_device(monkeypatch):
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
+    if DEVICE == "simt":
+        for name, value in environment().items():
+            monkeypatch.setenv(name, value)
     monkeypatch.delenv("ESKER_SIMT_ORDER", raising=False)
 
 
@@ -44,7 +51,7 @@ def logits(name, backend, ids, **options):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [3, 21])
 def test_logits_are_the_cpu_backends(name, n):
-    ours, theirs = (logits(name, backend, tokens(n)) for backend in ("simt", "cpu"))
+    ours, theirs = (logits(name, backend, tokens(n)) for backend in (DEVICE, "cpu"))
     assert np.abs(ours - theirs).max() <= LIMIT
 
 
@@ -52,9 +59,9 @@ def test_logits_beyond_the_attention_budget():
     """A query attends to the blocks that the indexer chose for it, a window's as a prompt's."""
     budget = _core.file_info(str(ORACLE / f"{SMALL}.gguf"))["config"]["index_budget"]
     ids = tokens(budget + 22)
-    ours, theirs = (logits(SMALL, backend, ids) for backend in ("simt", "cpu"))
+    ours, theirs = (logits(SMALL, backend, ids) for backend in (DEVICE, "cpu"))
     assert np.abs(ours - theirs).max() <= LIMIT
-    ours, theirs = (decoded(SMALL, backend, ids[:-3], 3)[0] for backend in ("simt", "cpu"))
+    ours, theirs = (decoded(SMALL, backend, ids[:-3], 3)[0] for backend in (DEVICE, "cpu"))
     assert np.abs(ours - theirs).max() <= LIMIT
 
 
@@ -73,7 +80,7 @@ def decoded(name, backend, prompt, n, **options):
 
 @pytest.mark.parametrize("name", ["demo", "mq-mix2"])
 def test_greedy_text_is_the_cpu_backends(name):
-    ours, our_tokens, _ = decoded(name, "simt", tokens(9), 5)
+    ours, our_tokens, _ = decoded(name, DEVICE, tokens(9), 5)
     theirs, their_tokens, _ = decoded(name, "cpu", tokens(9), 5)
     assert our_tokens == their_tokens
     assert np.abs(ours - theirs).max() <= LIMIT
@@ -89,32 +96,33 @@ def test_greedy_text_is_the_cpu_backends(name):
     ids=["rounds", "read-ahead", "unsplit"],
 )
 def test_streaming_gives_the_bits_of_resident(options):
-    whole, whole_tokens, _ = decoded(SMALL, "simt", tokens(30), 6)
-    tight, tight_tokens, counters = decoded(SMALL, "simt", tokens(30), 6, **options)
+    whole, whole_tokens, _ = decoded(SMALL, DEVICE, tokens(30), 6)
+    tight, tight_tokens, counters = decoded(SMALL, DEVICE, tokens(30), 6, **options)
     assert counters["demand_misses"] > 0 and counters["evictions"] > 0
     assert tight_tokens == whole_tokens
     assert np.array_equal(tight, whole)
 
 
+@only_simt
 @pytest.mark.parametrize("order", ["reverse", "random"])
 def test_order_of_threads_and_of_kernels_without_a_barrier_between(order, monkeypatch):
     """What may overlap runs in another order: a barrier that lacks shows."""
-    first, _, _ = decoded(SMALL, "simt", tokens(20), 4, slots=5)
+    first, _, _ = decoded(SMALL, DEVICE, tokens(20), 4, slots=5)
     monkeypatch.setenv("ESKER_SIMT_ORDER", order)
-    second, _, _ = decoded(SMALL, "simt", tokens(20), 4, slots=5)
+    second, _, _ = decoded(SMALL, DEVICE, tokens(20), 4, slots=5)
     assert np.array_equal(first, second)
 
 
 def test_chunks_of_a_prompt_make_no_difference():
     ids = tokens(41)
-    with model(SMALL, "simt") as m:
+    with model(SMALL, DEVICE) as m:
         whole, parts = m.logits(ids), m.logits(ids, chunk=7)
     assert np.abs(whole - parts).max() <= LIMIT
 
 
 def test_cache_prior_picks_what_the_cpu_backend_picks():
     options = {"arena": "25%", "cache_prior": 0.85, "protect": 2}
-    ours, our_tokens, our_counters = decoded("demo", "simt", tokens(6), 6, **options)
+    ours, our_tokens, our_counters = decoded("demo", DEVICE, tokens(6), 6, **options)
     theirs, their_tokens, their_counters = decoded("demo", "cpu", tokens(6), 6, **options)
     assert our_counters["displaced"] == their_counters["displaced"] > 0
     assert our_counters["bytes_read"] == their_counters["bytes_read"]
@@ -122,23 +130,25 @@ def test_cache_prior_picks_what_the_cpu_backend_picks():
     assert np.abs(ours - theirs).max() <= LIMIT
 
 
+@only_simt
 def test_a_missing_kernel_is_one_clear_error(monkeypatch):
     kernels = environment([file for file in FILES if file != "delta"])
     monkeypatch.setenv("ESKER_SIMT_KERNEL_LIBRARIES", kernels["ESKER_SIMT_KERNEL_LIBRARIES"])
-    with model(SMALL, "simt") as m:
+    with model(SMALL, DEVICE) as m:
         for ids in ([1, 2], tokens(9), [3]):  # what was encoded before it is not left for the next
             with pytest.raises(esker.DeviceError, match="no such kernel"):
                 m.logits(ids)
 
 
+@only_simt
 def test_a_missing_library_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("ESKER_SIMT_LIBRARY", "/nowhere/libdevice.so")
     with pytest.raises(esker.UsageError, match="/nowhere/libdevice.so"):
-        model("demo", "simt")
+        model("demo", DEVICE)
 
 
 def test_ctrl_c_leaves_the_session_usable():
-    with model(SMALL, "simt") as m:
+    with model(SMALL, DEVICE) as m:
         session = m.session()
         session.prefill(tokens(3))
         before = session.checkpoint()
@@ -163,7 +173,7 @@ def test_tune_sweeps_and_says_what_it_found(capsys):
             [
                 "tune",
                 "--backend",
-                "simt",
+                DEVICE,
                 "--quick",
                 "--json",
                 "--only",
