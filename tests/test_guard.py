@@ -57,6 +57,7 @@ def test_a_guard_that_sees_no_harm_reports_what_it_saw():
         ({"available_bytes": 99}, "99 bytes available, limit 100"),
         ({"swap_used_bytes": 18}, "swap grew by 11 bytes, limit 10"),
         ({"rss_bytes": 501}, "the process has 501 bytes, limit 500"),
+        ({"pressure_level": 4}, "calls its memory critical"),
         ({"available_bytes": None}, "cannot be read"),
     ],
 )
@@ -174,6 +175,7 @@ def test_this_machine_can_be_read():
     assert set(reading) == {"time_ns", *READING}
     assert 0 < reading["available_bytes"] <= reading["total_bytes"]
     assert reading["rss_bytes"] > 1 << 20
+    assert 1 << 20 < reading["footprint_bytes"] <= reading["rss_bytes"] + reading["swap_used_bytes"]
     facts = machine_facts()
     assert facts["cores"] >= facts["cores_usable"] >= 1
     assert not {"host", "user"} & set(facts)

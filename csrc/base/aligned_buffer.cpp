@@ -13,7 +13,11 @@
 namespace esker {
 namespace {
 
-constexpr size_t kHugeFrom = size_t{4} << 20;  // below, a huge page would waste much of itself
+constexpr size_t kAnyPage = size_t{64} << 10;  // whole pages of any system
+
+size_t behind(size_t keep_bytes, size_t bytes) {
+  return std::min<size_t>(align_up(keep_bytes, kAnyPage), bytes);
+}
 
 }  // namespace
 
@@ -30,6 +34,7 @@ AlignedBuffer::AlignedBuffer(size_t bytes, const char* purpose) : size_bytes_(by
   }
   data_ = static_cast<uint8_t*>(p);
 #if defined(MADV_HUGEPAGE)
+  constexpr size_t kHugeFrom = size_t{4} << 20;  // below, a huge page would waste much of itself
   // A first touch of 4 KB costs microseconds in a virtual machine: the state of a new session took
   // 112 ms of its first token, in pages of 2 MB 36 ms. A refusal changes nothing but the speed.
   if (bytes >= kHugeFrom) madvise(p, bytes, MADV_HUGEPAGE);
@@ -44,10 +49,22 @@ void release_pages(uint8_t* data, size_t bytes) {
 #endif
 }
 
+void reuse_pages(uint8_t* data, size_t bytes) {
+#if defined(MADV_FREE_REUSE)
+  madvise(data, bytes, MADV_FREE_REUSE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
 void release_pages_behind(uint8_t* data, size_t bytes, size_t keep_bytes) {
-  constexpr size_t kPage = size_t{64} << 10;  // of any system
-  const size_t begin = std::min<size_t>(align_up(keep_bytes, kPage), bytes);
+  const size_t begin = behind(keep_bytes, bytes);
   release_pages(data + begin, bytes - begin);
+}
+
+void reuse_pages_behind(uint8_t* data, size_t bytes, size_t kept_bytes) {
+  const size_t begin = behind(kept_bytes, bytes);
+  reuse_pages(data + begin, bytes - begin);
 }
 
 int wire_pages(const uint8_t* data, size_t bytes) { return mlock(data, bytes) == 0 ? 0 : errno; }

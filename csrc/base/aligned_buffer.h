@@ -32,9 +32,13 @@ class AlignedBuffer {
 // Gives the pages of part of such memory back to the system; it reads as anything until it is written
 // again. Both ends on pages of the system.
 void release_pages(uint8_t* data, size_t bytes);
+// Before released pages are written again: macOS would go on counting them as given back.
+void reuse_pages(uint8_t* data, size_t bytes);
 
 // The same for all that lies behind the first keep_bytes of a buffer, in whole pages of any system.
 void release_pages_behind(uint8_t* data, size_t bytes, size_t keep_bytes);
+// `bytes`: of the buffer, as far as it will be used.
+void reuse_pages_behind(uint8_t* data, size_t bytes, size_t kept_bytes);
 
 // Keeps memory from being paged out. Returns 0 or the errno of the refusal.
 int wire_pages(const uint8_t* data, size_t bytes);

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "base/clock.h"
+#include "base/machine.h"
 
 namespace esker {
 namespace {
@@ -75,6 +76,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::work(int thread) {
+  hurry_this_thread();
   int spins = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
     const uint32_t epoch = epoch_.load(std::memory_order_acquire);

@@ -4,6 +4,7 @@
 #include "engine/probe.h"
 
 #include "base/error.h"
+#include "base/machine.h"
 #include "bindings/bindings.h"
 
 namespace esker::python {
@@ -45,6 +46,31 @@ nb::dict disk(const std::string& path, uint64_t read_bytes, uint32_t depth, uint
   return d;
 }
 
+#if defined(__APPLE__)
+
+nb::dict memory_reading(int pid) {
+  const MemoryReading r = read_memory(pid);
+  nb::dict d;
+  d["total_bytes"] = r.total_bytes, d["free_bytes"] = r.free_bytes;
+  d["available_bytes"] = r.available_bytes, d["cached_bytes"] = r.cached_bytes;
+  d["swap_total_bytes"] = r.swap_total_bytes, d["swap_used_bytes"] = r.swap_used_bytes;
+  d["swap_in_pages"] = r.swap_in_pages, d["swap_out_pages"] = r.swap_out_pages;
+  d["page_in_kib"] = r.page_in_kib, d["decompressions"] = r.decompressions;
+  d["pressure_level"] = r.pressure_level;
+  d["rss_bytes"] = r.rss_bytes, d["footprint_bytes"] = r.footprint_bytes;
+  return d;
+}
+
+nb::dict system_facts_dict() {
+  const SystemFacts facts = system_facts();
+  nb::dict d;
+  d["low_power_mode"] = facts.low_power_mode, d["wire_limit_bytes"] = facts.wire_limit_bytes;
+  d["gpu_wire_limit_bytes"] = facts.gpu_wire_limit_bytes;
+  return d;
+}
+
+#endif
+
 }  // namespace
 
 WeightType type_named(const std::string& name) {
@@ -68,6 +94,12 @@ void bind_probe(nb::module_& m) {
   m.def("probe_disk", &disk, nb::arg("path"), nb::arg("read_bytes"), nb::arg("depth"),
         nb::arg("total_bytes"), nb::arg("readers") = 0, nb::arg("seed") = 1,
         "Times direct reads in random places of a file, `depth` requests under way at a time.");
+#if defined(__APPLE__)
+  m.def("memory_reading", &memory_reading, nb::arg("pid") = 0,
+        "The machine's memory and a process's (0: this one), as the system tells natively; None where it"
+        " does not.");
+  m.def("system_facts", &system_facts_dict, "Low Power Mode and limits of wired memory; None where unknown.");
+#endif
 }
 
 }  // namespace esker::python

@@ -203,7 +203,8 @@ void Engine::set_readers(int threads, uint64_t chunk_bytes) {
 }
 
 // Between tokens. The plan leaves the system a reserve; when others have taken half of it, the arena
-// gives what is missing of that half, and takes it again once there are three quarters.
+// gives what is missing of that half, and takes it again once there are three quarters. Where the system
+// itself complains, it gives a sixteenth (a quarter when things are critical) whatever the numbers say.
 void Engine::govern() {
   constexpr int64_t kEveryNs = 250'000'000;
   const int64_t now = now_ns();
@@ -211,7 +212,11 @@ void Engine::govern() {
   governed_ns_ = now;
   const MachineMemory machine = memory_();
   const uint64_t reserve = plan_.reserve_bytes != 0 ? plan_.reserve_bytes : system_reserve(machine);
-  if (machine.available_bytes < reserve / 2) {
+  if (machine.pressure != MemoryPressure::kNone) {
+    const uint64_t share = machine.pressure == MemoryPressure::kCritical ? 4 : 16;
+    stream_->shrink(std::max(reserve / 2 - std::min(reserve / 2, machine.available_bytes),
+                             plan_.arena.total_bytes / share));
+  } else if (machine.available_bytes < reserve / 2) {
     stream_->shrink(reserve / 2 - machine.available_bytes);
   } else if (machine.available_bytes > reserve / 4 * 3) {
     stream_->grow(machine.available_bytes - reserve / 4 * 3);

@@ -18,6 +18,7 @@
 #include "base/hash.h"
 #include "base/units.h"
 #include "engine/session.h"
+#include "io/file.h"
 
 namespace esker {
 namespace {
@@ -62,7 +63,7 @@ class AtomicWriter {
   void commit() {
     const uint64_t checksum = hash_.value();
     write_raw(&checksum, sizeof checksum);
-    if (fsync(fd_) != 0) fail(path_, "the session file cannot be written", "is the disk full?");
+    if (!sync_to_disk(fd_)) fail(path_, "the session file cannot be written", "is the disk full?");
     if (rename(temporary_.c_str(), path_.c_str()) != 0) {
       fail(path_, "the session file cannot be put in place", "");
     }

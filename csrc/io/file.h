@@ -46,6 +46,9 @@ std::shared_ptr<File> open_direct(const std::string& path);
 // throws Error(kRead) saying file, offset, bytes got and wanted. Blocking.
 void read_exactly(File& file, void* to, size_t n, uint64_t offset);
 
+// Returns once what was written lies on the disk itself: false with errno where it does not.
+bool sync_to_disk(int fd);
+
 class Mapping {
  public:
   // Throws Error(kRead) when the file cannot be opened or mapped; an empty file maps to size 0.

@@ -198,6 +198,14 @@ std::shared_ptr<File> open_direct(const std::string& path) {
   return file;
 }
 
+bool sync_to_disk(int fd) {
+#if defined(F_FULLFSYNC)
+  // fsync() on macOS leaves it in the disk's cache. Some file systems know only that.
+  if (::fcntl(fd, F_FULLFSYNC) == 0) return true;
+#endif
+  return ::fsync(fd) == 0;
+}
+
 void read_exactly(File& file, void* to, size_t n, uint64_t offset) {
   uint8_t* out = static_cast<uint8_t*>(to);
   uint64_t got = 0;

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/machine.h"
 #include "base/units.h"
 
 namespace esker {
@@ -194,6 +195,7 @@ ReadQueue::Chunk ReadQueue::take_chunk_locked() {
 }
 
 void ReadQueue::run_reader() {
+  hurry_this_thread();
   std::unique_lock lock(mutex_);
   while (true) {
     work_.wait(lock,

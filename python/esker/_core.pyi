@@ -2,6 +2,7 @@
 """The native module.  Errors arrive as the exceptions of esker.errors; Ctrl-C inside a call raises
 KeyboardInterrupt and leaves the session as it was before (prefill: before the unfinished chunk)."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -205,3 +206,7 @@ def gpu_tune(
     repeats: int,
     top_k: int,
 ) -> dict[str, Any]: ...
+
+if sys.platform == "darwin":
+    def memory_reading(pid: int = 0) -> dict[str, int | None]: ...
+    def system_facts() -> dict[str, int | bool | None]: ...

@@ -216,8 +216,9 @@ TEST(engine_gives_arena_back_while_memory_is_short) {
   options.path = kModel;
   options.arena_fraction = 1;
   options.governor = true;
+  MemoryPressure pressure = MemoryPressure::kNone;
   options.memory = [&] {
-    return MachineMemory{.total_bytes = uint64_t{24} << 30, .available_bytes = available};
+    return MachineMemory{.total_bytes = uint64_t{24} << 30, .available_bytes = available, .pressure = pressure};
   };
   const std::shared_ptr<Engine> engine = Engine::open(options, {});
   Session session(engine);
@@ -235,6 +236,14 @@ TEST(engine_gives_arena_back_while_memory_is_short) {
   const uint64_t given = later();
   CHECK(given > 0 && given < engine->plan().arena.total_bytes);
   available = uint64_t{16} << 30;
+  CHECK_EQUAL(later(), 0u);
+  // The system's word counts for more than its numbers.
+  pressure = MemoryPressure::kWarning;
+  const uint64_t warned = later();
+  CHECK(warned > 0);
+  pressure = MemoryPressure::kCritical;
+  CHECK(later() > warned);
+  pressure = MemoryPressure::kNone;
   CHECK_EQUAL(later(), 0u);
 }
 

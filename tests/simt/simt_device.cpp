@@ -1,41 +1,28 @@
 // SPDX-License-Identifier: MIT
 //
 // The simt device: gpu::Device on the CPU, with a thread that takes what queues commit, so that host and
-// device run side by side as on a GPU. The kernels are the libraries that tests/gpu/simt.py builds of each
-// .metal file; ESKER_SIMT_KERNEL_LIBRARIES names them, with colons between. What may overlap (dispatches without a barrier between) runs in the
-// order of ESKER_SIMT_ORDER, as do the lanes of each: forward, reverse or random. All must give the same.
-#include <dlfcn.h>
-
+// device run side by side as on a GPU. The kernels, and the order in which they run where that is open, come
+// as kernel_libraries.h says.
 #include <algorithm>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "backends/gpu/devices.h"
 #include "base/aligned_buffer.h"
 #include "base/error.h"
-#include "simt.h"
+#include "kernel_libraries.h"
 
 namespace esker::gpu {
 namespace {
-
-simt::Order order_of_environment() {
-  const std::string order = std::getenv("ESKER_SIMT_ORDER") ? std::getenv("ESKER_SIMT_ORDER") : "";
-  if (order == "reverse") return simt::Order::kReverse;
-  return order == "random" ? simt::Order::kRandom : simt::Order::kForward;
-}
 
 class SimtMemory final : public DeviceMemory {
  public:
@@ -51,48 +38,24 @@ class SimtMemory final : public DeviceMemory {
   size_t bytes_;
 };
 
-// A library of kernels (capi.cpp).
-struct Library {
-  explicit Library(const std::string& path) {
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw std::runtime_error(dlerror());
-    const auto bind = [&](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      if (function == nullptr) throw std::runtime_error(path + " lacks " + name);
-    };
-    bind(count, "simt_kernel_count");
-    bind(name, "simt_kernel_name");
-    bind(constant_type, "simt_constant_type");
-    bind(dispatch, "simt_dispatch");
-  }
-  size_t (*count)();
-  const char* (*name)(size_t);
-  const char* (*constant_type)(size_t, uint32_t);
-  const char* (*dispatch)(size_t, const simt::Buffer*, size_t, const uint32_t*, const simt::ConstantValue*, size_t,
-                          const size_t*, size_t, uint32_t, uint64_t, uint32_t, uint32_t);
-};
-
 class SimtKernel final : public Kernel {
  public:
-  SimtKernel(const Library& library, size_t index, std::span<const Constant> constants)
-      : library_(library), index_(index) {
+  SimtKernel(const simt::KernelLibraries::Place& place, std::span<const Constant> constants)
+      : library_(*place.first), index_(place.second) {
     for (const Constant& c : constants) {
-      if (library.constant_type(index, c.index) != nullptr) values_.push_back({c.index, c.value});
+      if (library_.constant_type(index_, c.index) != nullptr) values_.push_back({c.index, c.value});
     }
   }
   std::string name() const { return library_.name(index_); }
   // Empty when all is well.
   std::string run(std::span<const simt::Buffer> buffers, const Extent& groups, const Extent& threads,
                   simt::Order order) const {
-    const uint32_t sizes[] = {groups.x, groups.y, groups.z, threads.x, threads.y, threads.z};
-    const char* error =
-        library_.dispatch(index_, buffers.data(), buffers.size(), sizes, values_.data(), values_.size(), nullptr,
-                          0, static_cast<uint32_t>(order), 1, 1, 0);
-    return error == nullptr ? "" : error;
+    return library_.run(index_, buffers, {groups.x, groups.y, groups.z, threads.x, threads.y, threads.z}, values_,
+                        {}, order);
   }
 
  private:
-  const Library& library_;
+  const simt::KernelLibrary& library_;
   const size_t index_;
   std::vector<simt::ConstantValue> values_;
 };
@@ -229,13 +192,6 @@ class SimtQueue final : public Queue {
 
 class SimtDevice final : public Device {
  public:
-  SimtDevice() {
-    std::istringstream paths(std::getenv("ESKER_SIMT_KERNEL_LIBRARIES") ? std::getenv("ESKER_SIMT_KERNEL_LIBRARIES") : "");
-    for (std::string path; std::getline(paths, path, ':');) {
-      const Library& library = libraries_.emplace_back(path);
-      for (size_t i = 0; i < library.count(); ++i) kernels_[library.name(i)] = {&library, i};
-    }
-  }
   const char* name() const override { return "simt"; }
   const char* family() const override { return "simt"; }
   std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse, const char* purpose) override {
@@ -248,12 +204,12 @@ class SimtDevice final : public Device {
   std::vector<std::unique_ptr<Kernel>> kernels(std::span<const KernelSpec> specs) override {
     std::vector<std::unique_ptr<Kernel>> made;
     for (const KernelSpec& spec : specs) {
-      const auto found = kernels_.find(spec.name);
-      if (found == kernels_.end()) {
+      const simt::KernelLibraries::Place* found = kernels_.find(spec.name);
+      if (found == nullptr) {
         raise(ErrorKind::kDevice, "simt",
               {.what = "no such kernel", .got = spec.name, .want = "a kernel of metal/", .where = {}, .hint = {}});
       }
-      made.push_back(std::make_unique<SimtKernel>(*found->second.first, found->second.second, spec.constants));
+      made.push_back(std::make_unique<SimtKernel>(*found, spec.constants));
     }
     return made;
   }
@@ -264,9 +220,8 @@ class SimtDevice final : public Device {
   }
 
  private:
-  const simt::Order order_ = order_of_environment();
-  std::deque<Library> libraries_;
-  std::map<std::string, std::pair<const Library*, size_t>> kernels_;
+  const simt::Order order_ = simt::order_of_environment();
+  const simt::KernelLibraries kernels_;
 };
 
 }  // namespace

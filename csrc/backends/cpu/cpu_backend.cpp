@@ -62,6 +62,11 @@ class CpuBackend final : public Backend {
                      const PollFn& poll) override {
     pool_.set_poll(poll);
     packs_.clear();
+    const size_t scratch_bytes = size_t{graph.scratch_width} * run.n_tokens * sizeof(float);
+    if (scratch_bytes > kept_bytes_) {
+      reuse_pages_behind(run.scratch->host(), scratch_bytes, kept_bytes_);
+      kept_bytes_ = scratch_bytes;
+    }
     const cpu::Context c{config_, weights_, small_, graph, run,
                          pool_, kernels_, packs_, rope_, thread_floats_, parts_};
     auto segment = graph.segments.begin();
@@ -91,6 +96,7 @@ class CpuBackend final : public Backend {
 
   void trim(DeviceMemory& scratch, size_t keep_bytes) override {
     release_pages_behind(scratch.host(), scratch.size_bytes(), keep_bytes);
+    kept_bytes_ = keep_bytes;
     packs_.trim();
     for (std::vector<float>& v : thread_floats_) std::vector<float>().swap(v);
   }
@@ -175,6 +181,7 @@ class CpuBackend final : public Backend {
   cpu::PackCache packs_;
   cpu::RopeTable rope_;
   std::vector<std::vector<float>> thread_floats_;
+  size_t kept_bytes_ = SIZE_MAX;  // of the scratch: what lies behind was given back
   std::vector<int32_t> held_;  // experts of the turn's earlier rounds that wait for their last part
   std::vector<OpTime> times_ =
       std::vector<OpTime>((static_cast<size_t>(OpKind::kMoeCombine) + 1) * kRoles);

@@ -20,7 +20,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 Reading = dict[str, Any]
 
+PRESSURE_CRITICAL = 4  # macOS is about to end processes
 READINGS_MAX = 256  # kept of one run; beyond it every second one goes
 
 
@@ -57,8 +57,7 @@ class GuardLimits:
             available_min_bytes=min(max(total // 16, 256 << 20), 2 << 30),
             swap_rise_max_bytes=min(total // 100, 256 << 20),
             rss_max_bytes=None,
-            # On macOS a reading starts four programs.
-            interval_s=1.0 if sys.platform == "darwin" else 0.1,
+            interval_s=0.1,
         )
 
 
@@ -239,6 +238,8 @@ class Guard:
                 return "how much memory is available cannot be read"
             if available < limits.available_min_bytes:
                 return f"{available} bytes available, limit {limits.available_min_bytes}"
+            if reading.get("pressure_level") == PRESSURE_CRITICAL:
+                return "the system calls its memory critical"
         growth = 0 if swap is None or start is None else swap - start
         if limits.swap_rise_max_bytes is not None and growth > limits.swap_rise_max_bytes:
             return f"swap grew by {growth} bytes, limit {limits.swap_rise_max_bytes}"

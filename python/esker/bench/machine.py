@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Facts of the machine and the software, and readings of memory and swap.
 
-Owns: where the system tells such things (/proc, /sys, sysctl, vm_stat).  None where it does not.
+Owns: where the system tells such things (/proc, /sys, sysctl; on macOS also the native module, in
+csrc/base/machine_macos.cpp).  None where it does not.
 No host names, no user names: absolute paths lose their folders.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -106,7 +106,17 @@ def machine_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "python": platform.python_version(),
+        **_system_facts(),
     }
+
+
+def _system_facts() -> dict[str, Any]:
+    """What macOS says of itself: Low Power Mode, limits of wired memory."""
+    if sys.platform != "darwin":
+        return {}
+    from .. import _core
+
+    return _core.system_facts()
 
 
 def _cpu_name() -> str | None:
@@ -128,8 +138,10 @@ READING = (
     "major_faults",
     "page_in_kib",
     "decompressions",
+    "pressure_level",  # macOS: 1 none, 2 warning, 4 critical
     "rss_bytes",  # the process
     "rss_peak_bytes",
+    "footprint_bytes",  # without mapped files, with what is swapped or compressed
     "process_major_faults",
     "cgroup_usage_bytes",
     "cgroup_limit_bytes",
@@ -140,7 +152,9 @@ def read_memory(pid: int | None = None) -> dict[str, Any]:
     """One reading: the machine, the process (default this one) and the cgroup it lies in."""
     reading: dict[str, Any] = {"time_ns": time.monotonic_ns(), **dict.fromkeys(READING)}
     if sys.platform == "darwin":
-        _read_darwin(reading, pid or os.getpid())
+        from .. import _core
+
+        reading.update(_core.memory_reading(pid or 0))
     else:
         _read_linux(reading, pid)
     return reading
@@ -164,6 +178,9 @@ def _read_linux(reading: dict[str, Any], pid: int | None) -> None:
     status = _fields(f"/proc/{process}/status", scale=1024)
     reading["rss_bytes"] = status.get("VmRSS")
     reading["rss_peak_bytes"] = status.get("VmHWM")
+    if "RssAnon" in status:
+        own = ("RssAnon", "RssShmem", "VmSwap")
+        reading["footprint_bytes"] = sum(status.get(name, 0) for name in own)
     words = (_read(f"/proc/{process}/stat") or "").rpartition(")")[2].split()
     if len(words) > 9:
         reading["process_major_faults"] = int(words[9])
@@ -191,35 +208,6 @@ def _read_cgroup(process: str) -> tuple[int | None, int | None]:
             folder = folder.parent
         return usage, min(limits, default=None)
     return None, None
-
-
-def _read_darwin(reading: dict[str, Any], pid: int) -> None:
-    page = _constant("hw.pagesize")
-    pattern = re.compile(r'^"?(.+?)"?:\s+(\d+)\.$', re.MULTILINE)
-    counts = {name: int(count) for name, count in pattern.findall(_output("vm_stat") or "")}
-    reading["total_bytes"] = _constant("hw.memsize")
-    if page and "Pages free" in counts:
-        free = counts["Pages free"] + counts.get("Pages speculative", 0)
-        idle = counts.get("Pages inactive", 0) + counts.get("Pages purgeable", 0)
-        reading["free_bytes"] = free * page
-        reading["available_bytes"] = (free + idle) * page
-    reading["swap_in_pages"] = counts.get("Swapins")
-    reading["swap_out_pages"] = counts.get("Swapouts")
-    reading["decompressions"] = counts.get("Decompressions")
-    if page and "Pageins" in counts:
-        reading["page_in_kib"] = counts["Pageins"] * page // 1024
-    swap = _output("sysctl", "-n", "vm.swapusage") or ""
-    for name in ("total", "used"):
-        match = re.search(rf"{name} = ([\d.]+)M", swap)
-        if match:
-            reading[f"swap_{name}_bytes"] = int(float(match[1]) * (1 << 20))
-    rss = _integer(_output("ps", "-o", "rss=", "-p", str(pid)))
-    reading["rss_bytes"] = None if rss is None else rss * 1024
-
-
-@functools.cache
-def _constant(name: str) -> int | None:
-    return _integer(_output("sysctl", "-n", name))
 
 
 def drop_page_cache(path: str | os.PathLike[str]) -> bool:

@@ -128,7 +128,11 @@ class MetalMemory final : public DeviceMemory {
   // Kernels will use the first `bytes` only: as long as pages belong to a buffer they stay in memory.
   void cover(size_t bytes) {
     unwrap();
-    if (bytes < bytes_) release_pages_behind(data_, own_.size_bytes(), bytes);
+    if (bytes < covered_) {
+      release_pages_behind(data_, own_.size_bytes(), bytes);
+    } else {
+      reuse_pages_behind(data_, bytes, covered_);
+    }
     wrap(bytes);
   }
   size_t covered_bytes() const { return covered_; }
@@ -282,6 +286,7 @@ class MetalQueue final : public Queue {
     if (outcome_->error.empty()) return done;
     const std::string error = std::exchange(outcome_->error, {});
     lock.unlock();
+    const Pool pool;
     raise(ErrorKind::kDevice, "metal",
           {.what = "the GPU stopped at an error",
            .got = error,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "base/machine.h"
+#if !defined(__APPLE__)
+#include <sched.h>
 
 #include <algorithm>
 #include <fstream>
@@ -7,34 +8,9 @@
 #include <string>
 #include <thread>
 
-#if defined(__APPLE__)
-#include <mach/mach.h>
-#include <sys/sysctl.h>
-#elif defined(__linux__)
-#include <sched.h>
-#endif
+#include "base/machine.h"
 
 namespace esker {
-
-#if defined(__APPLE__)
-
-MachineMemory machine_memory() {
-  MachineMemory m;
-  size_t size = sizeof m.total_bytes;
-  sysctlbyname("hw.memsize", &m.total_bytes, &size, nullptr, 0);
-  vm_statistics64_data_t stats{};
-  mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
-  if (host_statistics64(mach_host_self(), HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&stats),
-                        &count) == KERN_SUCCESS) {
-    m.available_bytes = (uint64_t{stats.free_count} + stats.inactive_count) * vm_kernel_page_size;
-  }
-  return m;
-}
-
-int machine_cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
-
-#else
-
 namespace {
 
 // The number in a file that holds one number; `fallback` when it is missing or says "max".
@@ -102,6 +78,7 @@ int machine_cores() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-#endif
+void hurry_this_thread() {}
 
 }  // namespace esker
+#endif

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+using IOSurfaceRef = struct __IOSurface*;
