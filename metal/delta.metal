@@ -348,6 +348,9 @@ static_assert(32 * int(kHeadThreads) <= 2 * kSliceFloats, "-A of each simdgroup 
   }
 }
 
+constant uint kHead [[function_constant(kHeadConstant)]];
+constant uint kOnlyHead = is_function_constant_defined(kHead) ? kHead : 0u;
+
 // The run, after delta_prepare with the same bindings: whole chunks, then one by one the tokens that are
 // left; all tokens where d is none of 64, 128 and 256. The columns of the state are independent, and a
 // simdgroup reads its own before it writes them: state_in and state_out may be the same memory. A run may
@@ -369,14 +372,15 @@ static_assert(32 * int(kHeadThreads) <= 2 * kSliceFloats, "-A of each simdgroup 
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float4 keys[kStepTokens * kMaxParts * kPart];
   threadgroup float4 queries[kStepTokens * kMaxParts * kPart];
-  const uint d = args.d, nk = args.n_key_head, nv = args.n_value_head, head = group.y;
+  const uint d = kOnlyHead != 0 ? kOnlyHead : args.d;
+  const uint nk = args.n_key_head, nv = args.n_value_head, head = group.y;
   const uint chunks = whole_chunks(args), first = 32 * group.x, end = min(d, first + 32);
   for (uint column = first + 8 * simd; chunks > 0 && column < end; column += 8 * simds) {
     if (d == 64) {
       run_chunks<8>(args, qkv, state_in, state_out, out, scratch, head, column);
     } else if (d == 128) {
       run_chunks<16>(args, qkv, state_in, state_out, out, scratch, head, column);
-    } else {
+    } else if (d == 256) {
       run_chunks<32>(args, qkv, state_in, state_out, out, scratch, head, column);
     }
   }

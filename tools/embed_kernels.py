@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Writes the kernels' sources as C++, for csrc/backends/gpu/kernel_sources.h.
 
-    python tools/embed_kernels.py OUTPUT METAL_FOLDER [-I FOLDER]...
+python tools/embed_kernels.py OUTPUT METAL_FOLDER [-I FOLDER]...
 """
 
 import argparse
@@ -32,11 +32,10 @@ def embed(target, files, include_dirs):
         names = ", ".join(f'"{i.name}"' for i in msl.Module(path, include_dirs).instances)
         tables.append(f"constexpr std::string_view k_{target}_{path.stem}_names[] = {{{names}}};")
         text = msl.translate(target, path, include_dirs)
-        tables.append(
-            f"constexpr std::string_view k_{target}_{path.stem}_text =\n{literal(text)};"
-        )
+        name = f"k_{target}_{path.stem}"
+        tables.append(f"constexpr char {name}_text[] =\n{literal(text)};")
         rows.append(
-            f'    {{"{path.stem}", k_{target}_{path.stem}_text, k_{target}_{path.stem}_names}},'
+            f'    {{"{path.stem}", {{{name}_text, sizeof {name}_text - 1}}, {name}_names}},'
         )
     table = "\n".join([f"constexpr KernelSource k_{target}[] = {{", *rows, "};"])
     function = f"std::span<const KernelSource> {target}_sources() {{ return k_{target}; }}"
@@ -52,7 +51,8 @@ def main(arguments):
     files = sorted(pathlib.Path(options.folder).glob("*.metal"))
     try:
         parts = [
-            embed(target, files, [options.folder, *options.include_dirs]) for target in ("metal",)
+            embed(target, files, [options.folder, *options.include_dirs])
+            for target in ("metal", "cuda")
         ]
     except msl.MslError as error:
         print(error, file=sys.stderr)

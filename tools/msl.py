@@ -5,6 +5,7 @@
 
 TARGET  metal   one text with its quoted includes resolved, for Metal's own compiler
         cpu     C++ for tests/simt: one fiber a GPU thread
+        cuda    for NVRTC: one text, csrc/backends/gpu/cuda/msl_cuda.h at its head
         check   for clang's check of address spaces and dialect (tests/gpu/dialect.py); never run
 
 Metal's language is C++14 with address spaces and attributes. Macros and a header do most of the
@@ -521,7 +522,7 @@ def quoted(text):
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-TARGETS = {"cpu": Cpu, "check": Check, "metal": Metal}
+TARGETS = {"cpu": Cpu, "check": Check, "metal": Metal, "cuda": None}  # msl_cuda.py has the last
 
 
 def translate(target, path, include_dirs=(), only=""):
@@ -531,7 +532,10 @@ def translate(target, path, include_dirs=(), only=""):
     """
     module = Module(path, include_dirs)
     module.instances = [i for i in module.instances if re.search(only, i.name)]
-    return TARGETS[target]().translate(module)
+    made = TARGETS[target]
+    if made is None:
+        from msl_cuda import Cuda as made
+    return made().translate(module)
 
 
 def main(arguments):

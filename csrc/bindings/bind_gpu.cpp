@@ -90,6 +90,7 @@ class OneKernel {
     gpu::Kernel& made = kernel_of(kernel, constants);
     std::vector<std::unique_ptr<DeviceMemory>> memories;
     std::vector<gpu::Binding> bindings;
+    const std::vector<uint8_t> filler(kMargin, kFiller);
     for (size_t i = 0; i < buffers.size(); ++i) {
       const auto& b = buffers[i];
       size_t same = 0;  // an array that is bound twice is one memory
@@ -101,8 +102,8 @@ class OneKernel {
       }
       // What a kernel writes behind a buffer's end shows in what follows it.
       memories.push_back(device_->allocate(b.nbytes() + kMargin, MemoryUse::kWork, "a buffer of a check"));
-      std::memcpy(memories.back()->host(), b.data(), b.nbytes());
-      std::memset(memories.back()->host() + b.nbytes(), kFiller, kMargin);
+      memories.back()->write(0, b.data(), b.nbytes());
+      memories.back()->write(b.nbytes(), filler.data(), filler.size());
       bindings.push_back({memories.back().get(), 0});
     }
     const auto* bytes = reinterpret_cast<const uint8_t*>(args.c_str());
@@ -119,15 +120,15 @@ class OneKernel {
     }
     for (size_t i = 0; i < buffers.size(); ++i) {
       if (!memories[i]) continue;
-      const uint8_t* from = memories[i]->host();
       const size_t n = buffers[i].nbytes();
-      for (size_t k = n; k < n + kMargin; ++k) {
-        if (from[k] == kFiller) continue;
+      std::vector<uint8_t> behind(kMargin);
+      memories[i]->read(n, behind.data(), behind.size());
+      if (behind != filler) {
         raise(ErrorKind::kDevice, "gpu",
               {.what = "a kernel wrote behind the end of a buffer", .got = "buffer " + std::to_string(i + 1),
                .want = std::to_string(n) + " bytes", .where = kernel, .hint = {}});
       }
-      std::memcpy(buffers[i].data(), from, n);
+      memories[i]->read(0, buffers[i].data(), n);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "backends/gpu/devices.h"
 #include "base/units.h"
 #include "bindings/bindings.h"
 #include "engine/engine.h"
@@ -71,8 +72,12 @@ nb::dict plan_file(const EngineOptions& options, bool header, uint64_t what_if_b
       options.ngram_table.empty() ? model : Gguf::open(options.ngram_table, extent);
   const Config config = read_config(*model, *table);
   const Weights weights(model, table, config);
+  const auto memory = [&] {
+    const std::function<MachineMemory()> of_device = gpu::device_memory(options.backend);
+    return of_device ? of_device() : machine_memory();
+  };
   nb::dict d = plan_dict(plan_model(
-      options, config, weights, what_if_bytes ? idle_machine(what_if_bytes) : machine_memory()));
+      options, config, weights, what_if_bytes ? idle_machine(what_if_bytes) : memory()));
   d["path"] = options.path, d["what_if"] = what_if_bytes != 0;
   d["traffic"] = traffic_dict(decode_traffic(config, weights));
   return d;

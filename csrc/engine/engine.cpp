@@ -32,7 +32,12 @@ class StreamTurns final : public HostTurns {
   void guessed(int layer, std::span<const float> scores) override { stream_.guessed(layer, scores); }
   ExpertRound finish_turn(int layer, int round) override {
     const TurnResult r = stream_.at_layer(layer, round, poll_);
-    return {.experts = r.experts, .residency = stream_.residency(layer), .more = r.more, .held = r.held};
+    return {.experts = r.experts, .residency = stream_.residency(layer), .fills = stream_.fills(layer),
+            .more = r.more, .held = r.held};
+  }
+  ExpertRound resident(int layer) override {
+    if (!stream_.holds_all()) return {};
+    return {.experts = {}, .residency = stream_.residency(layer), .fills = stream_.fills(layer)};
   }
   bool splits_turn() const override { return split_turn_; }
   void after_turn(int layer) override { stream_.after_layer(layer, poll_); }
@@ -89,8 +94,10 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
   config_ = read_config(*model, *table);
   weights_ = std::make_unique<Weights>(model, table, config_);
   if (poll) poll();
-  plan_ = plan_model(options, config_, *weights_, options.memory());
-  memory_ = options.memory;
+  memory_ = gpu::device_memory(options.backend);
+  const bool has_own_memory = static_cast<bool>(memory_);
+  if (!has_own_memory) memory_ = options.memory;
+  plan_ = plan_model(options, config_, *weights_, memory_());
   if (plan_.guess_layers > 0) weights_->make_router_copies();
   if (poll) poll();
   window_graph_ = build_graph(config_, GraphMode::kWindow, plan_.guess_layers);
@@ -101,8 +108,8 @@ void Engine::load(const EngineOptions& options, const PollFn& poll) {
       std::max(window_graph_.scratch_width, prompt_graph_.scratch_width) * sizeof(float) * plan_.chunk,
       MemoryUse::kWork, "prompt scratch");
   open_stream(options, poll);
-  if (options.wire) wire();
-  governor_ = options.governor;
+  if (options.wire) wire(!has_own_memory);
+  governor_ = options.governor && !has_own_memory;  // what is short of memory is the system, not the device
   split_turn_ = options.split_turn;
 
   Hash hash;
@@ -163,7 +170,7 @@ void Engine::open_stream(const EngineOptions& options, const PollFn& poll) {
   }
 }
 
-void Engine::wire() {
+void Engine::wire(bool with_arena) {
   WiredPart dense{.what = "dense weights", .bytes = 0, .error_number = 0};
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto wire_one = [&](const Weight& w) {
@@ -180,6 +187,10 @@ void Engine::wire() {
                       weights_->global(role).data == weights_->global(Role::kTokenEmbd).data;
     if (!tied) wire_one(weights_->global(role));
     for (uint32_t i = 0; i < config_.n_layer; ++i) wire_one(weights_->layer(i, role));
+  }
+  if (!with_arena) {
+    wired_ = {dense};
+    return;
   }
   const int error = wire_pages(arena_->host(), arena_->size_bytes());
   wired_ = {dense, {.what = "expert arena", .bytes = error == 0 ? arena_->size_bytes() : 0,

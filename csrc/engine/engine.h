@@ -116,7 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine() = default;
   void load(const EngineOptions& options, const PollFn& poll);
   void open_stream(const EngineOptions& options, const PollFn& poll);
-  void wire();
+  void wire(bool with_arena);
   void govern();
   void fetch_ple_rows(std::span<const int32_t> history, std::span<const int32_t> tokens,
                       const PollFn& poll);

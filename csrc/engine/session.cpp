@@ -91,9 +91,15 @@ void Session::evaluate(std::span<const int32_t> tokens, uint32_t chunk, float* t
 std::unique_ptr<Session> Session::fork() {
   auto copy = std::make_unique<Session>(engine_);
   const StateLayout& layout = engine_->layout();
-  std::copy_n(state_.before->floats(), layout.n_recurrent, copy->state_.before->floats());
+  std::vector<float> part;
+  const auto copy_part = [&](DeviceMemory& from, DeviceMemory& to, uint64_t offset, uint64_t n) {
+    part.resize(n);
+    from.read(offset * sizeof(float), part.data(), n * sizeof(float));
+    to.write(offset * sizeof(float), part.data(), n * sizeof(float));
+  };
+  copy_part(*state_.before, *copy->state_.before, 0, layout.n_recurrent);
   for (const auto& [offset, n] : used_ranges(engine_->config(), layout, position())) {
-    std::copy_n(state_.appended->floats() + offset, n, copy->state_.appended->floats() + offset);
+    copy_part(*state_.appended, *copy->state_.appended, offset, n);
   }
   copy->tokens_ = tokens_;
   copy->logits_ = logits_;
@@ -101,11 +107,10 @@ std::unique_ptr<Session> Session::fork() {
 }
 
 uint32_t Session::checkpoint() {
-  const float* recurrent = state_.before->floats();
+  std::vector<float> recurrent(engine_->layout().n_recurrent);
+  state_.before->read(0, recurrent.data(), recurrent.size() * sizeof(float));
   checkpoints_[next_checkpoint_] = {
-      .position = position(),
-      .recurrent = {recurrent, recurrent + engine_->layout().n_recurrent},
-      .logits = logits_};
+      .position = position(), .recurrent = std::move(recurrent), .logits = logits_};
   return next_checkpoint_++;
 }
 
@@ -120,7 +125,7 @@ void Session::rewind(uint32_t id) {
            .hint = {}});
   }
   const Checkpoint& point = found->second;
-  std::copy(point.recurrent.begin(), point.recurrent.end(), state_.before->floats());
+  state_.before->write(0, point.recurrent.data(), point.recurrent.size() * sizeof(float));
   tokens_.resize(point.position);
   logits_ = point.logits;
   // Rows past this position will be overwritten: later points lose their ground.

@@ -136,10 +136,14 @@ void Session::save(const std::string& path) {
   AtomicWriter file(path);
   file.write(header.data(), sizeof header);
   file.write(tokens_.data(), tokens_.size() * sizeof(int32_t));
-  file.write(state_.before->floats(), layout.n_recurrent * sizeof(float));
-  for (const auto& [offset, n] : ranges) {
-    file.write(state_.appended->floats() + offset, n * sizeof(float));
-  }
+  std::vector<float> part;
+  const auto write_part = [&](DeviceMemory& from, uint64_t offset, uint64_t n) {
+    part.resize(n);
+    from.read(offset * sizeof(float), part.data(), n * sizeof(float));
+    file.write(part.data(), n * sizeof(float));
+  };
+  write_part(*state_.before, 0, layout.n_recurrent);
+  for (const auto& [offset, n] : ranges) write_part(*state_.appended, offset, n);
   file.write(logits_.data(), logits_.size() * sizeof(float));
   file.commit();
 }
@@ -178,10 +182,14 @@ void Session::restore(const std::string& path) {
   std::vector<int32_t> tokens(n);
   std::vector<float> logits(h[kFieldLogits]);
   file.read(tokens.data(), n * sizeof(int32_t));
-  file.read(state.before->floats(), layout.n_recurrent * sizeof(float));
-  for (const auto& [offset, count] : ranges) {
-    file.read(state.appended->floats() + offset, count * sizeof(float));
-  }
+  std::vector<float> part;
+  const auto read_part = [&](DeviceMemory& to, uint64_t offset, uint64_t count) {
+    part.resize(count);
+    file.read(part.data(), count * sizeof(float));
+    to.write(offset * sizeof(float), part.data(), count * sizeof(float));
+  };
+  read_part(*state.before, 0, layout.n_recurrent);
+  for (const auto& [offset, count] : ranges) read_part(*state.appended, offset, count);
   file.read(logits.data(), logits.size() * sizeof(float));
   file.check();
   state_ = std::move(state);

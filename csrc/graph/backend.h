@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -16,13 +17,19 @@
 
 namespace esker {
 
-// Memory that host and device both know. The host pointer is valid while no run is in progress.
+// Memory that host and device both know.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
+  // Where the host reads and writes it. Null for kWork where the device has memory of its own.
   virtual uint8_t* host() = 0;
   virtual size_t size_bytes() const = 0;
   float* floats() { return reinterpret_cast<float*>(host()); }
+  // For kWork memory, while no run is in progress; kArena and kShared are used through host().
+  virtual void read(uint64_t offset, void* to, size_t bytes) { std::memcpy(to, host() + offset, bytes); }
+  virtual void write(uint64_t offset, const void* from, size_t bytes) {
+    std::memcpy(host() + offset, from, bytes);
+  }
 };
 
 // Who touches memory, and when: where it lies best follows from that.
@@ -42,6 +49,7 @@ struct ArenaView {
 struct ExpertRound {
   std::span<const int32_t> experts;    // ascending: compute these now
   std::span<const int32_t> residency;  // [n_expert] slot code or -1
+  std::span<const uint32_t> fills = {};  // [n_expert] how often its record has been brought to a slot
   bool more = false;                   // another round follows
   bool held = false;                   // all experts of the turn stay where they are until its end
 };
@@ -63,6 +71,9 @@ class HostTurns {
   virtual bool splits_turn() const { return true; }
   // After the device has been let go with the last round; what that computes stays where it is.
   virtual void after_turn(int layer) = 0;
+  // Where every expert has a slot of its own a device may run all layers before their turns are taken, with
+  // what is resident by then: a layer's slot codes and fills as they are now. Empty: it may not.
+  virtual ExpertRound resident(int /*layer*/) { return {}; }
 };
 
 // Experts that are favoured when ranks `protect` and up are picked: their logits count for more.

@@ -84,9 +84,15 @@ struct ExpertStream::State {
         picked(n_expert, 0),
         tickets(plan.slot_count()),
         counts(size_t{policy.n_layer()} * n_expert, 0),
+        fills(counts.size(), 0),
         queue(std::make_unique<ReadQueue>(wanted.reader_threads)) {
     abandoned.reserve(tickets.size());  // giving up must not fail
-    for (const SlotClass& c : plan.classes) class_bytes.push_back(c.slots * c.slot_bytes());
+    std::vector<uint64_t> wanted_slots(plan.classes.size(), 0);
+    for (const uint32_t c : plan.class_of_layer) wanted_slots[c] += n_expert;
+    for (size_t c = 0; c < plan.classes.size(); ++c) {
+      class_bytes.push_back(plan.classes[c].slots * plan.classes[c].slot_bytes());
+      holds_all = holds_all && plan.classes[c].slots >= wanted_slots[c];
+    }
   }
 
   void check_layer(int layer) const;
@@ -99,6 +105,7 @@ struct ExpertStream::State {
   void await_abandoned(const InterruptCheck& check);
   void give_up() noexcept;
   void give_up(Round& of) noexcept;
+  void loaded(uint32_t in_layer, const Load& load);
   void tidy(int layer, const InterruptCheck& check);
   void read_ahead(uint32_t to_layer, uint32_t depth, std::span<const float> scores);
 
@@ -127,6 +134,8 @@ struct ExpertStream::State {
   // and no decision depends on when they end.
   std::vector<std::shared_ptr<ReadTicket>> abandoned;
   std::vector<uint64_t> counts;   // [n_layer, n_expert] picks of decode turns
+  std::vector<uint32_t> fills;    // [n_layer, n_expert]
+  bool holds_all = true;
   std::unique_ptr<ReadQueue> queue;  // last: its readers end before all else goes
 };
 
@@ -246,14 +255,19 @@ void ExpertStream::State::finish_round(const InterruptCheck& check) {
     throw;
   }
   for (const Load& load : current.loads) {
-    policy.loaded(load.slot);
-    tickets[load.slot].reset();
+    loaded(layer, load);
     for (const RecordPiece& piece : layers[layer].pieces) {
       counters.bytes_read += piece.bytes;
       if (load.claimed) counters.bytes_ahead += piece.bytes;
     }
   }
   current.loads.clear();
+}
+
+void ExpertStream::State::loaded(uint32_t in_layer, const Load& load) {
+  policy.loaded(load.slot);
+  tickets[load.slot].reset();
+  fills[size_t{in_layer} * policy.n_expert() + load.expert] += 1;
 }
 
 void ExpertStream::State::give_up() noexcept {
@@ -375,8 +389,7 @@ uint64_t ExpertStream::fill(std::span<const std::pair<uint32_t, uint32_t>> ranke
       for (const RecordPiece& piece : s.layers[s.policy.layer_of(load.slot)].pieces) {
         s.counters.bytes_read += piece.bytes;
       }
-      s.policy.loaded(load.slot);
-      s.tickets[load.slot].reset();
+      s.loaded(s.policy.layer_of(load.slot), load);
     }
     filled += s.current.loads.size();
     s.current.loads.clear();
@@ -427,7 +440,10 @@ uint64_t ExpertStream::grow(uint64_t bytes) {
   for (uint32_t c = 0; c < s.policy.n_class() && taken < bytes; ++c) {
     const uint64_t slot_bytes = s.policy.slot_bytes(c);
     const auto n = static_cast<uint32_t>(std::min<uint64_t>((bytes - taken) / slot_bytes, UINT32_MAX));
-    taken += s.policy.restore(c, n).size() * slot_bytes;
+    for (const uint32_t slot : s.policy.restore(c, n)) {
+      reuse_pages(s.arena + s.policy.slot_offset_bytes(slot), slot_bytes);
+      taken += slot_bytes;
+    }
   }
   s.counters.withdrawn_bytes -= taken;
   return taken;
@@ -524,6 +540,14 @@ std::span<const int32_t> ExpertStream::residency(int layer) const {
   state_->check_layer(layer);
   return state_->policy.residency(static_cast<uint32_t>(layer));
 }
+
+std::span<const uint32_t> ExpertStream::fills(int layer) const {
+  state_->check_layer(layer);
+  const size_t n = state_->policy.n_expert();
+  return std::span<const uint32_t>(state_->fills).subspan(static_cast<size_t>(layer) * n, n);
+}
+
+bool ExpertStream::holds_all() const { return state_->holds_all; }
 
 std::span<const uint8_t> ExpertStream::favoured() const { return state_->policy.favoured(); }
 

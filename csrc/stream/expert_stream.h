@@ -135,6 +135,12 @@ class ExpertStream {
   // [n_expert] slot code within the layer's class, or -1. Valid until the next at_layer.
   std::span<const int32_t> residency(int layer) const;
 
+  // [n_expert] how often each record of the layer was brought to a slot: a copy of one elsewhere is as old as
+  // the number it was made at.
+  std::span<const uint32_t> fills(int layer) const;
+  // Whether there is a slot for every expert, so that none is ever evicted for another.
+  bool holds_all() const;
+
   StreamCounters counters() const;
   void check_invariants() const;  // throws std::logic_error
 

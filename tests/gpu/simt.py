@@ -23,7 +23,6 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -58,14 +57,9 @@ class SimtError(RuntimeError):
     """A kernel did something that a GPU would not forgive; or it could not be built."""
 
 
-def load_tool(name):
-    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-msl = load_tool("msl")
+sys.path.insert(0, str(ROOT / "tools"))
+import gen_codebooks
+import msl
 
 
 @functools.cache
@@ -100,7 +94,7 @@ def include_dirs():
     )
     header = generated / "formats" / "codebooks_metal.h"
     if not header.exists():
-        write_whole(header, load_tool("gen_codebooks").generate_metal())
+        write_whole(header, gen_codebooks.generate_metal())
     return (ROOT / "metal", ROOT / "csrc", generated)
 
 

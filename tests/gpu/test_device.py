@@ -147,6 +147,7 @@ def test_a_missing_library_is_one_clear_error(monkeypatch):
         model("demo", DEVICE)
 
 
+@only_simt  # a GPU is done before
 def test_ctrl_c_leaves_the_session_usable():
     with model(SMALL, DEVICE) as m:
         session = m.session()

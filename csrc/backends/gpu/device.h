@@ -105,7 +105,9 @@ class Device {
   virtual void trim(DeviceMemory& memory, size_t keep_bytes) = 0;
   // Kernels will touch so much of memory that was trimmed.
   virtual void extend(DeviceMemory& memory, size_t bytes) { (void)memory, (void)bytes; }
-  // What the host wrote to these parts of kArena memory is there for all that is let go from now on.
+  // Where kArena memory is not the host's: what the host wrote to these parts is there for all that is let go
+  // from now on; on the host it need not be kept.
+  virtual bool needs_publish() const { return false; }
   virtual void publish(DeviceMemory& memory, std::span<const ByteRange> ranges) {
     (void)memory, (void)ranges;
   }

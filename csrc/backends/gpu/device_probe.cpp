@@ -24,9 +24,10 @@ class Streaming {
   Streaming(Device& device, uint64_t bytes) : n_(std::max<uint64_t>(bytes / (3 * sizeof(float)), kSmall)) {
     const KernelSpec spec{"swiglu", {}};
     kernels_ = device.kernels({&spec, 1});
+    const std::vector<float> halves(n_, 0.5f);
     for (auto& m : memory_) {
       m = device.allocate(n_ * sizeof(float), MemoryUse::kWork, "a probe");
-      std::fill_n(m->floats(), n_, 0.5f);
+      m->write(0, halves.data(), n_ * sizeof(float));
     }
   }
   uint32_t elements() const { return static_cast<uint32_t>(n_); }

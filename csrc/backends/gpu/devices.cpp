@@ -9,6 +9,8 @@
 #include "base/error.h"
 #if defined(__APPLE__)
 #include "backends/gpu/metal/metal_device.h"
+#elif defined(__linux__)
+#include "backends/gpu/cuda/cuda_device.h"
 #endif
 
 namespace esker::gpu {
@@ -40,6 +42,8 @@ std::unique_ptr<Device> load_device(const std::string& path, const DeviceOptions
 std::vector<std::string> device_names() {
 #if defined(__APPLE__)
   return {"metal"};
+#elif defined(__linux__)
+  return {"cuda"};
 #else
   return {};
 #endif
@@ -50,6 +54,8 @@ std::unique_ptr<Device> open_device(const std::string& name, const DeviceOptions
   if (!library.empty()) return load_device(library, options);
 #if defined(__APPLE__)
   if (name == "metal") return make_metal_device(options);
+#elif defined(__linux__)
+  if (name == "cuda") return make_cuda_device(options);
 #endif
   std::string names;
   for (const std::string& n : device_names()) names += (names.empty() ? "" : ", ") + n;
@@ -59,6 +65,13 @@ std::unique_ptr<Device> open_device(const std::string& name, const DeviceOptions
          .want = names.empty() ? "none: this build knows no GPU" : names,
          .where = {},
          .hint = "the cpu backend needs none"});
+}
+
+std::function<MachineMemory()> device_memory([[maybe_unused]] const std::string& name) {
+#if defined(__linux__)
+  if (name == "cuda" && environment(library_variable(name).c_str()).empty()) return cuda_memory();
+#endif
+  return {};
 }
 
 }  // namespace esker::gpu

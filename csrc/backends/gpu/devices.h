@@ -3,11 +3,13 @@
 // The devices there are, by name.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "backends/gpu/device.h"
+#include "base/machine.h"
 
 namespace esker::gpu {
 
@@ -25,5 +27,9 @@ std::vector<std::string> device_names();
 // Throws Error(kUsage) for another name, or where the library cannot be loaded; Error(kDevice) where the
 // machine has no such device.
 std::unique_ptr<Device> open_device(const std::string& name, const DeviceOptions& options = {});
+
+// Asks for the memory of a device that has its own, and keeps the device open meanwhile; empty for those that
+// use the machine's, the cpu backend among them. Throws as open_device.
+std::function<MachineMemory()> device_memory(const std::string& name);
 
 }  // namespace esker::gpu

@@ -6,15 +6,15 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "backends/gpu/lowering.h"
+#include "backends/gpu/placed_weights.h"
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/error.h"
-#include "base/units.h"
 #include "graph/small_tensors.h"
 
 namespace esker {
@@ -55,11 +55,9 @@ class GpuBackend final : public Backend {
  public:
   GpuBackend(const Config& config, const Weights& weights, std::unique_ptr<Device> device,
              std::span<const TileRow> tuned)
-      : config_(config), weights_(weights), device_(std::move(device)), tiles_(device_->family()) {
+      : config_(config), weights_(weights), device_(std::move(device)), tiles_(device_->family()),
+        placed_(config, weights, *device_) {
     for (const TileRow& row : tuned) tiles_.add(row);
-    check_limits();
-    check_records();
-    load_weights();
     queue_ = device_->queue();
     rounds_ = device_->queue();
     reached_ = device_->event();
@@ -87,9 +85,11 @@ class GpuBackend final : public Backend {
                            .protect = run.prior.protect};
     const Lowering lowering(config_, weights_, *run.layout, *run.arena, tiles_);
     prepare(graph, run);
+    if (graph.mode == GraphMode::kWindow && run_ahead(lowering, graph, run, what, turns, poll)) return;
+    is_clean_ = true;
     const uint64_t base = std::exchange(clock_, clock_ + 2 * graph.segments.size() + 2);
     try {
-      encode(lowering.lower(graph, what), run, base);
+      encode(lowering.lower(graph, what), run, base, false);
       for (size_t s = 0; s < graph.segments.size(); ++s) {
         take_turn(lowering, graph, run, what, turns, poll, s, base);
       }
@@ -101,117 +101,21 @@ class GpuBackend final : public Backend {
       drain();
       throw;
     }
-    const size_t n = size_t{run.n_logit_rows} * config_.n_vocab;
-    std::copy_n(logits_.get()->floats(), n, run.logits);
+    copy_logits(run);
   }
 
   void trim(DeviceMemory& scratch, size_t keep_bytes) override {
     device_->trim(scratch, keep_bytes);
-    for (Growing* g : {&extra_, &ple_rows_, &logits_, &turns_, &tokens_}) g->release();
+    for (Growing* g : {&extra_, &ple_rows_, &logits_, &turns_, &tokens_, &handed_}) g->release();
   }
 
  private:
   // --- memory
 
-  struct Placed {
-    DeviceMemory* memory = nullptr;
-    uint64_t offset = 0;
-  };
-
-  void load_weights() {
-    const SmallTensors small(config_, weights_);
-    constexpr size_t kRoles = static_cast<size_t>(Role::kCount);
-    uint64_t small_bytes = 0;
-    std::vector<std::pair<size_t, WeightRef>> small_refs;
-    matrices_.resize((config_.n_layer + 1) * kRoles);
-    small_.resize(matrices_.size());
-    const auto add = [&](WeightRef ref, const Weight& w) {
-      if (!w) return;
-      const size_t at = place_of(ref.layer, ref.role);
-      if (small.get(ref) != nullptr) {
-        small_refs.emplace_back(at, ref);
-        small_[at] = {nullptr, small_bytes};
-        small_bytes += align_up(w.rows * w.cols * sizeof(float), 64);
-      }
-      wrapped_.push_back(placed_matrix(w, role_name(ref.role)));
-      matrices_[at] = {wrapped_.back().get(), 0};
-    };
-    for (size_t r = 0; r < kRoles; ++r) {
-      const Role role = static_cast<Role>(r);
-      add({role, -1}, weights_.global(role));
-      for (uint32_t i = 0; i < config_.n_layer; ++i) {
-        add({role, static_cast<int32_t>(i)}, weights_.layer(i, role));
-      }
-    }
-    small_memory_ = device_->allocate(std::max<uint64_t>(small_bytes, 64), MemoryUse::kWork, "small tensors");
-    for (const auto& [at, ref] : small_refs) {
-      const Weight& w = weights_.get(ref);
-      small_[at].memory = small_memory_.get();
-      std::memcpy(small_memory_->host() + small_[at].offset, small.get(ref),
-                  w.rows * w.cols * sizeof(float));
-    }
-  }
-
-  // Kernels load a block in words as wide as its size allows; a file may lie less well.
-  static uint64_t alignment_of(WeightType type) {
-    const uint64_t bytes = weight_type_info(type).block_elements == 1 ? 16 : weight_type_info(type).block_bytes;
-    return std::min<uint64_t>(16, bytes & (~bytes + 1));
-  }
-
-  std::unique_ptr<DeviceMemory> placed_matrix(const Weight& w, const char* what) {
-    if (reinterpret_cast<uintptr_t>(w.data) % alignment_of(w.type) == 0) {
-      return device_->wrap(w.data, w.bytes, what);
-    }
-    std::unique_ptr<DeviceMemory> copy = device_->allocate(w.bytes, MemoryUse::kWork, what);
-    std::memcpy(copy->host(), w.data, w.bytes);
-    return copy;
-  }
-
-  // What the kernels' registers and threadgroup memory are cut for; the real model has 512 experts, 10 a
-  // token, and heads of 256 and 128.
-  void check_limits() const {
-    const auto check = [](const char* what, uint32_t got, uint32_t most, uint32_t multiple) {
-      if (got <= most && got % multiple == 0) return;
-      raise(ErrorKind::kUsage, "gpu",
-            {.what = "the kernels are not made for this model's " + std::string(what),
-             .got = std::to_string(got),
-             .want = "at most " + std::to_string(most) +
-                     (multiple > 1 ? ", a multiple of " + std::to_string(multiple) : ""),
-             .where = {},
-             .hint = "run it on the cpu backend"});
-    };
-    check("number of experts", config_.n_expert, 1024, 1);
-    check("experts a token", config_.n_expert_used, 32, 1);
-    check("head width", config_.d_head, 256, 4);
-    check("index head width", config_.d_index, 256, 4);
-    check("delta net head width", config_.d_linear_head, 256, 1);
-  }
-
-  // Records are read where they land.
-  void check_records() const {
-    for (uint32_t i = 0; i < config_.n_layer; ++i) {
-      const ExpertLayout& e = weights_.experts(i);
-      const std::pair<WeightType, uint64_t> pieces[] = {
-          {e.gate_type, e.gate_offset}, {e.up_type, e.up_offset}, {e.down_type, e.down_offset}};
-      for (const auto& [type, offset] : pieces) {
-        if (offset % alignment_of(type) == 0) continue;
-        raise(ErrorKind::kUsage, "gpu",
-              {.what = "an expert's matrix begins where the kernels cannot read it",
-               .got = "offset " + std::to_string(offset) + " in the record",
-               .want = "a multiple of " + std::to_string(alignment_of(type)),
-               .where = "layer " + std::to_string(i) + ", " + weight_type_info(type).name,
-               .hint = "run it on the cpu backend, or requantise its experts to one type"});
-      }
-    }
-  }
-
-  static size_t place_of(int32_t layer, Role role) {
-    return static_cast<size_t>(layer + 1) * static_cast<size_t>(Role::kCount) + static_cast<size_t>(role);
-  }
-
   // Everything the run's kernels read that the host knows beforehand.
   void prepare(const Graph& graph, const Run& run) {
     const uint64_t tokens = run.n_tokens, end = run.position + tokens;
+    arena_ = run.arena;
     device_->extend(*run.scratch, size_t{graph.scratch_width} * tokens * sizeof(float));
     extra_.at_least(*device_, extra_layout(config_, tokens, end).bytes);
     slots_.at_least(*device_, (graph.segments.size() + 2) * slots_bytes());
@@ -231,6 +135,8 @@ class GpuBackend final : public Backend {
     for (uint64_t p = first; p < end; ++p, turn += n_rope) {
       rope_turn(config_, static_cast<int64_t>(p), turn);
     }
+    handed_layout_ = handed_layout(graph, tokens);
+    handed_.at_least(*device_, handed_layout_.bytes);
     favoured_.at_least(*device_, size_t{config_.n_layer} * config_.n_expert);
     copy_favoured(run, 0);
     logits_.at_least(*device_, size_t{run.n_logit_rows} * config_.n_vocab * sizeof(float));
@@ -252,18 +158,21 @@ class GpuBackend final : public Backend {
     for (const int32_t e : experts) to[1 + e] = residency[static_cast<size_t>(e)];
   }
 
-  Placed placed(const Operand& o, const Run& run, bool in_round) const {
+  Binding placed(const Operand& o, const Run& run, bool in_round) const {
     switch (o.place) {
       case Place::kScratch: return {run.scratch, o.offset};
       case Place::kExtra: return {extra_.get(), o.offset};
-      case Place::kWeight: return matrices_[place_of(o.layer, o.role)];
-      case Place::kSmall: return small_[place_of(o.layer, o.role)];
+      case Place::kWeight: return placed_.matrix(o.layer, o.role);
+      case Place::kSmall: return placed_.small(o.layer, o.role);
       case Place::kStateIn: return {run.state_in, o.offset};
       case Place::kStateOut: return {run.state_out, o.offset};
       case Place::kAppended: return {run.appended, o.offset};
       case Place::kArena:
         return {run.arena->memory, run.arena->base_bytes[static_cast<size_t>(o.layer)]};
-      case Place::kSlots: return {slots_.get(), in_round ? round_row_ * slots_bytes() : o.offset};
+      case Place::kSlots:
+        if (ahead_) return {resident_slots_.get(), o.offset};
+        return {slots_.get(), in_round ? round_row_ * slots_bytes() : o.offset};
+      case Place::kHanded: return {ahead_ ? handed_ahead_.get() : handed_.get(), o.offset};
       case Place::kTokens: return {tokens_.get(), 0};
       case Place::kPleRows: return {ple_rows_.get(), 0};
       case Place::kTurns: return {turns_.get(), 0};
@@ -276,40 +185,42 @@ class GpuBackend final : public Backend {
 
   // --- encoding
 
-  static std::string key_of(const Launch& launch) {
-    std::string key = launch.kernel;
-    for (uint32_t i = 0; i < launch.n_constants; ++i) {
-      key.append(",").append(std::to_string(launch.constants[i].index));
-      key.append("=").append(std::to_string(launch.constants[i].value));
-    }
-    return key;
-  }
+  static std::span<const Constant> constants_of(const Launch& l) { return {l.constants.data(), l.n_constants}; }
 
   // Has what the launches need made, as one lot.
   void make_kernels(std::span<const Launch* const> launches) {
-    std::map<std::string, KernelSpec> missing;
+    std::vector<KernelSpec> missing;
     for (const Launch* l : launches) {
-      std::string key = key_of(*l);
-      if (kernels_.contains(key)) continue;
-      missing.emplace(std::move(key),
-                      KernelSpec{l->kernel, {l->constants.begin(), l->constants.begin() + l->n_constants}});
+      if (find_kernel(*l) != nullptr) continue;
+      const std::span<const Constant> constants = constants_of(*l);
+      const bool is_known = std::ranges::any_of(missing, [&](const KernelSpec& m) {
+        return m.name == l->kernel && std::ranges::equal(m.constants, constants);
+      });
+      if (!is_known) missing.push_back({l->kernel, {constants.begin(), constants.end()}});
     }
     if (missing.empty()) return;
-    std::vector<KernelSpec> specs;
-    for (const auto& [key, spec] : missing) specs.push_back(spec);
-    std::vector<std::unique_ptr<Kernel>> made = device_->kernels(specs);
-    size_t i = 0;
-    for (const auto& [key, spec] : missing) kernels_.emplace(key, std::move(made[i++]));
+    std::vector<std::unique_ptr<Kernel>> made = device_->kernels(missing);
+    for (size_t i = 0; i < missing.size(); ++i) {
+      kernels_[missing[i].name].push_back({std::move(missing[i].constants), std::move(made[i])});
+    }
+  }
+
+  const Kernel* find_kernel(const Launch& launch) const {
+    const auto found = kernels_.find(launch.kernel);
+    if (found == kernels_.end()) return nullptr;
+    for (const Made& m : found->second) {
+      if (std::ranges::equal(m.constants, constants_of(launch))) return m.kernel.get();
+    }
+    return nullptr;
   }
 
   void encode(Queue& queue, const Launch& launch, const Run& run, bool in_round) {
     bindings_.clear();
     for (const Operand& o : launch.operands) {
-      const Placed p = placed(o, run, in_round);
-      bindings_.push_back({p.memory, p.offset});
+      bindings_.push_back(placed(o, run, in_round));
     }
     if (launch.barrier) queue.barrier();
-    queue.dispatch({.kernel = kernels_.at(key_of(launch)).get(),
+    queue.dispatch({.kernel = find_kernel(launch),
                     .args = {launch.args.data(), launch.args_bytes},
                     .buffers = bindings_,
                     .groups = launch.groups,
@@ -317,8 +228,8 @@ class GpuBackend final : public Backend {
   }
 
   // The whole run. It is handed over after 1, 2, 4 ... segments: the device begins at once, and commands
-  // are few.
-  void encode(const std::vector<Step>& steps, const Run& run, uint64_t base) {
+  // are few. A run ahead of its turns neither signals nor waits.
+  void encode(const std::vector<Step>& steps, const Run& run, uint64_t base, bool ahead) {
     std::vector<const Launch*> launches;
     for (const Step& step : steps) {
       if (step.kind == Step::Kind::kLaunch) launches.push_back(&step.launch);
@@ -329,16 +240,115 @@ class GpuBackend final : public Backend {
       switch (step.kind) {
         case Step::Kind::kLaunch: encode(*queue_, step.launch, run, false); break;
         case Step::Kind::kSignal:
-          queue_->signal(*reached_, base + 2 * s + 1);
+          ahead ? queue_->barrier() : queue_->signal(*reached_, base + 2 * s + 1);
           if (std::has_single_bit(s + 1)) queue_->commit();
           break;
         case Step::Kind::kCut:
+          if (ahead) {
+            queue_->barrier();
+            break;
+          }
           queue_->signal(*reached_, base + 2 * s + 2);
           queue_->wait(*go_, base + s + 1);
           break;
       }
     }
     queue_->commit();
+  }
+
+  // --- without waiting for the host
+
+  // Where every expert has a slot of its own, a window's layers need no turn between them as long as all they
+  // pick is resident: the whole run goes to the device at once, and the turns are taken afterwards. Where a pick
+  // was not there, false: what was computed is dropped (the state before the run is still there), and the run
+  // is done again turn by turn. It is tried once a run found everything resident.
+  bool run_ahead(const Lowering& lowering, const Graph& graph, const Run& run, const LoweringRun& what,
+                 HostTurns& turns, const PollFn& poll) {
+    if (!is_clean_ || what.has_prior || graph.segments.empty() || !place_residents(graph, turns)) return false;
+    handed_ahead_.at_least(*device_, handed_layout_.bytes);
+    ahead_ = true;
+    try {
+      encode(lowering.lower(graph, what), run, 0, true);
+      await(poll, [&](int64_t ns) { return queue_->finish(ns); });
+    } catch (...) {
+      ahead_ = false;
+      drain();
+      throw;
+    }
+    ahead_ = false;
+    ahead_copy_.resize(handed_layout_.bytes);
+    handed_ahead_.get()->read(0, ahead_copy_.data(), ahead_copy_.size());
+    for (const Segment& segment : graph.segments) {
+      const std::span<const int32_t> picks = handed(graph, segment.picks, run, ahead_copy_.data());
+      check_picks(segment.layer, picks);
+      const std::span<const int32_t> residency = turns.resident(segment.layer).residency;
+      is_clean_ = is_clean_ && std::ranges::all_of(picks, [&](int32_t e) {
+        return residency[static_cast<size_t>(e)] >= 0;
+      });
+    }
+    if (!is_clean_) return false;
+    for (const Segment& segment : graph.segments) {
+      turns.begin_turn(segment.layer, handed(graph, segment.picks, run, ahead_copy_.data()), {});
+      for (int r = 0; turns.finish_turn(segment.layer, r).more; ++r) {
+      }
+      turns.after_turn(segment.layer);
+    }
+    copy_logits(run);
+    return true;
+  }
+
+  // Every layer's slots as they are; what changed goes to the device. False where a turn may not be put off.
+  bool place_residents(const Graph& graph, HostTurns& turns) {
+    const size_t row = 1 + size_t{config_.n_expert}, n = graph.segments.size() * row;
+    bool changed = resident_rows_.size() != n;
+    resident_rows_.resize(n, 0);
+    for (size_t s = 0; s < graph.segments.size(); ++s) {
+      const int layer = graph.segments[s].layer;
+      const ExpertRound now = turns.resident(layer);
+      if (now.residency.empty()) return false;
+      const auto to = resident_rows_.begin() + static_cast<ptrdiff_t>(s * row);
+      if (to[0] == 1 && std::equal(now.residency.begin(), now.residency.end(), to + 1)) continue;
+      to[0] = 1;
+      std::copy(now.residency.begin(), now.residency.end(), to + 1);
+      all_experts_.clear();
+      for (size_t e = 0; e < now.residency.size(); ++e) {
+        if (now.residency[e] >= 0) all_experts_.push_back(static_cast<int32_t>(e));
+      }
+      publish(layer, all_experts_, now);
+      changed = true;
+    }
+    if (changed) {
+      resident_slots_.at_least(*device_, n * sizeof(int32_t))->write(0, resident_rows_.data(), n * sizeof(int32_t));
+    }
+    return true;
+  }
+
+  void copy_logits(const Run& run) {
+    std::copy_n(logits_.get()->floats(), size_t{run.n_logit_rows} * config_.n_vocab, run.logits);
+  }
+
+  // A handed buffer of the run, in a copy of their memory.
+  std::span<const int32_t> handed(const Graph& graph, BufferId id, const Run& run, const uint8_t* memory) const {
+    const auto at = static_cast<size_t>(id);
+    return {reinterpret_cast<const int32_t*>(memory + handed_layout_.offset[at]),
+            size_t{graph.buffers[at].width} * run.n_tokens};
+  }
+
+  // Sees to it that the device has these experts' records as they are now.
+  void publish(int layer, std::span<const int32_t> experts, const ExpertRound& round) {
+    seen_.resize(size_t{config_.n_layer} * config_.n_expert, 0);
+    uint32_t* seen = seen_.data() + static_cast<size_t>(layer) * config_.n_expert;
+    ranges_.clear();
+    const auto l = static_cast<size_t>(layer);
+    for (const int32_t e : experts) {
+      const auto i = static_cast<size_t>(e);
+      if (seen[i] == round.fills[i]) continue;
+      seen[i] = round.fills[i];
+      is_clean_ = false;
+      ranges_.push_back({arena_->base_bytes[l] + static_cast<uint64_t>(round.residency[i]) * arena_->slot_bytes[l],
+                         weights_.experts(static_cast<uint32_t>(layer)).record_bytes});
+    }
+    if (!ranges_.empty() && device_->needs_publish()) device_->publish(*arena_->memory, ranges_);
   }
 
   // --- the host's turns
@@ -366,11 +376,7 @@ class GpuBackend final : public Backend {
   void take_turn(const Lowering& lowering, const Graph& graph, const Run& run, const LoweringRun& what,
                  HostTurns& turns, const PollFn& poll, size_t s, uint64_t base) {
     const Segment& segment = graph.segments[s];
-    const auto ints = [&](BufferId id) {
-      const BufferDesc& b = graph.buffers[static_cast<size_t>(id)];
-      const auto* data = reinterpret_cast<const int32_t*>(run.scratch->floats() + b.offset * run.n_tokens);
-      return std::span(data, size_t{b.width} * run.n_tokens);
-    };
+    const auto ints = [&](BufferId id) { return handed(graph, id, run, handed_.get()->host()); };
     const auto guess = [&] {
       await(poll, [&](int64_t ns) { return reached_->wait(base + 2 * s + 2, ns); });
       for (size_t a = 0; a < segment.guesses.size(); ++a) {
@@ -416,6 +422,7 @@ class GpuBackend final : public Backend {
     bool first = true;
     for (int r = 0;; ++r) {
       const ExpertRound round = turns.finish_turn(segment.layer, r);
+      publish(segment.layer, round.experts, round);
       experts_.insert(experts_.end(), round.experts.begin(), round.experts.end());
       if (!round.more) return write_slots(s, experts_, round.residency, first);
       if (round.held) continue;
@@ -452,14 +459,18 @@ class GpuBackend final : public Backend {
   const Weights& weights_;
   std::unique_ptr<Device> device_;
   TileTable tiles_;
-  std::vector<std::unique_ptr<DeviceMemory>> wrapped_;
-  std::unique_ptr<DeviceMemory> small_memory_;
-  std::vector<Placed> matrices_, small_;  // by layer + 1 and role
+  const PlacedWeights placed_;
   Growing extra_{MemoryUse::kWork, "kernels' scratch"}, slots_{MemoryUse::kShared, "slots"},
       tokens_{MemoryUse::kShared, "tokens"}, ple_rows_{MemoryUse::kShared, "n-gram rows"},
       turns_{MemoryUse::kShared, "rotations"}, favoured_{MemoryUse::kShared, "the cache prior"},
-      logits_{MemoryUse::kShared, "logits"};
-  std::map<std::string, std::unique_ptr<Kernel>> kernels_;
+      logits_{MemoryUse::kShared, "logits"}, handed_{MemoryUse::kShared, "picks"},
+      handed_ahead_{MemoryUse::kWork, "picks of runs ahead"},
+      resident_slots_{MemoryUse::kWork, "slots of what is resident"};
+  struct Made {
+    std::vector<Constant> constants;
+    std::unique_ptr<Kernel> kernel;
+  };
+  std::unordered_map<std::string, std::vector<Made>> kernels_;
   std::unique_ptr<Event> reached_, go_;
   std::unique_ptr<Queue> queue_, rounds_;
   const int64_t lost_ns_ = lost_ns();
@@ -467,7 +478,15 @@ class GpuBackend final : public Backend {
   uint64_t clock_ = 0;
   size_t all_row_ = 0, round_row_ = 0;
   std::vector<Binding> bindings_;
-  std::vector<int32_t> experts_;
+  std::vector<int32_t> experts_, all_experts_;
+  HandedLayout handed_layout_;
+  const ArenaView* arena_ = nullptr;
+  std::vector<uint32_t> seen_;  // [n_layer, n_expert] fills (ExpertRound) of what the device has
+  std::vector<ByteRange> ranges_;
+  bool ahead_ = false;     // at hand is a run that waits for no turn
+  bool is_clean_ = false;  // the last run found all it wanted resident
+  std::vector<int32_t> resident_rows_;  // [segment, 1 + n_expert], as resident_slots_ has them
+  std::vector<uint8_t> ahead_copy_;
 };
 
 }  // namespace

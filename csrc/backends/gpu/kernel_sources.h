@@ -16,6 +16,8 @@ struct KernelSource {
 
 // For Metal's own compiler.
 std::span<const KernelSource> metal_sources();
+// For NVRTC.
+std::span<const KernelSource> cuda_sources();
 
 // The source that has a kernel. Throws Error(kDevice) where none has.
 const KernelSource& source_of(std::span<const KernelSource> sources, std::string_view kernel);

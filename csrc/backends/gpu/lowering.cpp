@@ -57,6 +57,22 @@ ExtraLayout extra_layout(const Config& c, uint64_t tokens, uint64_t end) {
   return e;
 }
 
+HandedLayout handed_layout(const Graph& graph, uint64_t tokens) {
+  HandedLayout h;
+  h.offset.assign(graph.buffers.size(), -1);
+  const auto hand = [&](BufferId id) {
+    if (id == kNoBuffer) return;
+    h.offset[static_cast<size_t>(id)] = static_cast<int64_t>(h.bytes);
+    h.bytes += align_up(graph.buffers[static_cast<size_t>(id)].width * tokens * kFloat, 64);
+  };
+  for (const Segment& s : graph.segments) {
+    hand(s.picks);
+    hand(s.wanted);
+    for (const BufferId id : s.guesses) hand(id);
+  }
+  return h;
+}
+
 Lowering::Lowering(const Config& config, const Weights& weights, const StateLayout& layout,
                    const ArenaView& arena, const TileTable& tiles)
     : config_(config), weights_(weights), layout_(layout), arena_(arena), tiles_(tiles) {}
@@ -77,7 +93,8 @@ uint64_t Lowering::first_turn(const Config& config, uint64_t position) {
 
 std::string dump(const std::vector<Step>& steps) {
   static const char* const kPlaces[] = {"scratch", "extra", "weight", "small", "in", "out", "appended",
-                                        "arena", "slots", "tokens", "ple", "turns", "favoured", "logits"};
+                                        "arena", "slots", "tokens", "ple", "turns", "favoured", "logits",
+                                        "handed"};
   std::string text;
   for (const Step& s : steps) {
     if (s.kind != Step::Kind::kLaunch) {

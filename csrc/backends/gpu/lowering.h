@@ -22,7 +22,7 @@ namespace esker::gpu {
 
 // What a buffer of a kernel is. Memory of different places never overlaps.
 enum class Place : uint8_t {
-  kScratch,    // the run's scratch, laid out by the graph
+  kScratch,    // the run's scratch, laid out by the graph (but see kHanded)
   kExtra,      // scratch of the kernels themselves (ExtraLayout)
   kWeight,     // a matrix as it stands in the file
   kSmall,      // a small tensor as float32
@@ -34,6 +34,7 @@ enum class Place : uint8_t {
   kTurns,      // rotations of positions, see Lowering::first_turn
   kFavoured,   // a layer's row of the cache prior, [E] bytes
   kLogits,     // [logit rows, V]
+  kHanded,     // what segments hand to the host (HandedLayout)
 };
 
 struct Operand {
@@ -100,6 +101,14 @@ struct ExtraLayout {
 // Of a run of `tokens` that ends at `end`; what only a prompt or only a window needs
 // is empty in the other's.
 ExtraLayout extra_layout(const Config& config, uint64_t tokens, uint64_t end);
+
+// Where what the host looks at in its turns lies: the segments' picks, wanted ones and guesses, each in a place
+// of its own until the run ends.
+struct HandedLayout {
+  std::vector<int64_t> offset;  // by buffer, in bytes; -1: it is not handed to the host
+  uint64_t bytes = 0;
+};
+HandedLayout handed_layout(const Graph& graph, uint64_t tokens);
 
 // What a run is, as far as its dispatches depend on it.
 struct LoweringRun {

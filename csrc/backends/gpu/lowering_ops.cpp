@@ -25,7 +25,7 @@ Launch tiled_launch(const char* base, WeightType type, const Args& args, const T
   Launch l = make_launch(kernel_name(base, type, t.rows, in_threadgroup), args, std::move(operands), groups,
                          32 * t.simdgroups);
   l.constants = {Constant{kLanesConstant, t.lanes}, Constant{kSplitConstant, t.split},
-                 Constant{kTokensConstant, args.tokens}, Constant{kStageConstant, t.stage ? 1u : 0u}};
+                 Constant{kTokensConstant, args.tokens}, Constant{kStageConstant, t.stage}};
   l.n_constants = 4;
   return l;
 }
@@ -171,8 +171,10 @@ void Lowering::Pass::delta_chunk(const Op& op) {
   };
   launch("delta_prepare", args, operands(true),
          {groups_of(run_.n_tokens, kDeltaTokens), c_.n_key_head}, 128);
-  launch("delta_chunk", args, operands(false),
-         {groups_of(c_.d_linear_head, 32), c_.n_value_head}, 128);
+  Launch chunks = make_launch("delta_chunk", args, operands(false),
+                              {groups_of(c_.d_linear_head, 32), c_.n_value_head}, 128);
+  chunks.constants[chunks.n_constants++] = {kHeadConstant, c_.d_linear_head};
+  add(std::move(chunks));
 }
 
 void Lowering::Pass::gdn_norm(const Op& op) {

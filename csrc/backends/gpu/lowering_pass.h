@@ -36,7 +36,8 @@ class Lowering::Pass {
  public:
   Pass(const Lowering& lowering, const Graph& graph, const LoweringRun& run)
       : l_(lowering), c_(lowering.config_), graph_(graph), run_(run),
-        extra_(extra_layout(c_, run.n_tokens, run.position + run.n_tokens)) {}
+        extra_(extra_layout(c_, run.n_tokens, run.position + run.n_tokens)),
+        handed_(handed_layout(graph, run.n_tokens)) {}
 
   std::vector<Step> all() {
     size_t segment = 0;
@@ -79,6 +80,9 @@ class Lowering::Pass {
       case BufferKind::kLogits:
         return {.place = Place::kLogits, .writes = writes, .bytes = run_.n_logit_rows * row};
       case BufferKind::kScratch: break;
+    }
+    if (const int64_t at = handed_.offset[static_cast<size_t>(id)]; at >= 0) {
+      return {.place = Place::kHanded, .writes = writes, .offset = static_cast<uint64_t>(at), .bytes = n * row};
     }
     return {.place = Place::kScratch, .writes = writes,
             .offset = b.offset * run_.n_tokens * kFloat + skipped * row, .bytes = n * row};
@@ -192,6 +196,7 @@ class Lowering::Pass {
   const Graph& graph_;
   const LoweringRun& run_;
   const ExtraLayout extra_;
+  const HandedLayout handed_;
   Hazards hazards_;
   std::vector<Step> steps_;
   const Op* up_ = nullptr;  // the up product that the next mix_read makes at once

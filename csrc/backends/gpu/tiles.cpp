@@ -41,6 +41,93 @@ constexpr TileRow kApple10[] = {
     {kDown, kQ2_0, 640, 640, 2560, 2560, {8, 2, 4, 1}, "10 of 640x2560: 47.3 us 97.4 GB/s"},
 };
 
+// NVIDIA H200, 132 multiprocessors, 4,300 GB/s for a copy; one token, weights rotated through 1 GB, launch
+// included: the best of the tiles tried (lanes 8 to 32, rows 1 to 4, simdgroups 4 and 8, split 1 to 4, staged or
+// not), on these kernels translated. For other GPUs of the make too, which nobody measured.
+constexpr TileRow kNvidia[] = {
+    {kMatvec, kF32, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 1623 GB/s"},
+    {kMatvec, kF32, 1, kAny, 3001, 99999, {32, 1, 8, 4}, "2560x10240: 4078 GB/s"},
+    {kMatvec, kF32, 1, kAny, 100000, kAny, {32, 1, 8, 4}, "2560x248320: 4659 GB/s"},
+    {kMatvec, kBF16, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 896 GB/s"},
+    {kMatvec, kBF16, 1, kAny, 3001, 99999, {32, 4, 8, 2, false, true}, "2560x10240: 3655 GB/s"},
+    {kMatvec, kBF16, 1, kAny, 100000, kAny, {32, 4, 8, 4}, "2560x248320: 4589 GB/s"},
+    {kMatvec, kQ4_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 250 GB/s"},
+    {kMatvec, kQ4_0, 1, kAny, 3001, 99999, {16, 2, 4, 1, false, true}, "2560x10240: 1500 GB/s"},
+    {kMatvec, kQ4_0, 1, kAny, 100000, kAny, {16, 2, 8, 1, false, true}, "2560x248320: 2666 GB/s"},
+    {kMatvec, kQ4_1, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 278 GB/s"},
+    {kMatvec, kQ4_1, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1755 GB/s"},
+    {kMatvec, kQ4_1, 1, kAny, 100000, kAny, {16, 2, 4, 1, false, true}, "2560x248320: 2933 GB/s"},
+    {kMatvec, kQ5_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 295 GB/s"},
+    {kMatvec, kQ5_0, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1692 GB/s"},
+    {kMatvec, kQ5_0, 1, kAny, 100000, kAny, {16, 4, 4, 1, false, true}, "2560x248320: 2660 GB/s"},
+    {kMatvec, kQ5_1, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 321 GB/s"},
+    {kMatvec, kQ5_1, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1827 GB/s"},
+    {kMatvec, kQ5_1, 1, kAny, 100000, kAny, {16, 2, 4, 1, false, true}, "2560x248320: 2933 GB/s"},
+    {kMatvec, kQ8_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 442 GB/s"},
+    {kMatvec, kQ8_0, 1, kAny, 3001, 99999, {16, 2, 8, 1, false, true}, "2560x10240: 2108 GB/s"},
+    {kMatvec, kQ8_0, 1, kAny, 100000, kAny, {16, 2, 8, 1, false, true}, "2560x248320: 3569 GB/s"},
+    {kMatvec, kQ2_K, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 178 GB/s"},
+    {kMatvec, kQ2_K, 1, kAny, 3001, 99999, {16, 2, 4, 1, false, true}, "2560x10240: 848 GB/s"},
+    {kMatvec, kQ2_K, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 1439 GB/s"},
+    {kMatvec, kQ3_K, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 215 GB/s"},
+    {kMatvec, kQ3_K, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 867 GB/s"},
+    {kMatvec, kQ3_K, 1, kAny, 100000, kAny, {8, 1, 8, 1, false, true}, "2560x248320: 1319 GB/s"},
+    {kMatvec, kQ4_K, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 280 GB/s"},
+    {kMatvec, kQ4_K, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1457 GB/s"},
+    {kMatvec, kQ4_K, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 2426 GB/s"},
+    {kMatvec, kQ5_K, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 325 GB/s"},
+    {kMatvec, kQ5_K, 1, kAny, 3001, 99999, {16, 2, 4, 1, false, true}, "2560x10240: 1523 GB/s"},
+    {kMatvec, kQ5_K, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 2531 GB/s"},
+    {kMatvec, kQ6_K, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 364 GB/s"},
+    {kMatvec, kQ6_K, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1548 GB/s"},
+    {kMatvec, kQ6_K, 1, kAny, 100000, kAny, {16, 2, 8, 1, false, true}, "2560x248320: 2640 GB/s"},
+    {kMatvec, kIQ2_XXS, 1, kAny, 1, 3000, {32, 1, 8, 1, true, true}, "2560x640: 91 GB/s"},
+    {kMatvec, kIQ2_XXS, 1, kAny, 3001, 99999, {16, 1, 8, 1, true, true}, "2560x10240: 512 GB/s"},
+    {kMatvec, kIQ2_XXS, 1, kAny, 100000, kAny, {8, 4, 8, 1, true, true}, "2560x248320: 988 GB/s"},
+    {kMatvec, kIQ2_XS, 1, kAny, 1, 3000, {32, 1, 8, 1, true, true}, "2560x640: 86 GB/s"},
+    {kMatvec, kIQ2_XS, 1, kAny, 3001, 99999, {16, 2, 8, 1, true, true}, "2560x10240: 493 GB/s"},
+    {kMatvec, kIQ2_XS, 1, kAny, 100000, kAny, {8, 2, 8, 1, true, true}, "2560x248320: 1063 GB/s"},
+    {kMatvec, kIQ3_XXS, 1, kAny, 1, 3000, {32, 2, 8, 4, true, true}, "2560x640: 147 GB/s"},
+    {kMatvec, kIQ3_XXS, 1, kAny, 3001, 99999, {16, 1, 8, 1, true, true}, "2560x10240: 756 GB/s"},
+    {kMatvec, kIQ3_XXS, 1, kAny, 100000, kAny, {16, 4, 8, 1, true, true}, "2560x248320: 1350 GB/s"},
+    {kMatvec, kIQ1_S, 1, kAny, 1, 3000, {32, 4, 8, 4, true}, "2560x640: 60 GB/s"},
+    {kMatvec, kIQ1_S, 1, kAny, 3001, 99999, {16, 2, 8, 1, true, true}, "2560x10240: 358 GB/s"},
+    {kMatvec, kIQ1_S, 1, kAny, 100000, kAny, {8, 2, 8, 1, true, true}, "2560x248320: 804 GB/s"},
+    {kMatvec, kIQ4_NL, 1, kAny, 1, 3000, {32, 4, 8, 4}, "2560x640: 232 GB/s"},
+    {kMatvec, kIQ4_NL, 1, kAny, 3001, 99999, {32, 4, 4, 1, true, true}, "2560x10240: 1158 GB/s"},
+    {kMatvec, kIQ4_NL, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 1763 GB/s"},
+    {kMatvec, kIQ3_S, 1, kAny, 1, 3000, {32, 2, 8, 4, true, true}, "2560x640: 140 GB/s"},
+    {kMatvec, kIQ3_S, 1, kAny, 3001, 99999, {16, 1, 8, 1, true, true}, "2560x10240: 755 GB/s"},
+    {kMatvec, kIQ3_S, 1, kAny, 100000, kAny, {8, 2, 4, 1, true, true}, "2560x248320: 1444 GB/s"},
+    {kMatvec, kIQ2_S, 1, kAny, 1, 3000, {32, 2, 8, 2, true, true}, "2560x640: 70 GB/s"},
+    {kMatvec, kIQ2_S, 1, kAny, 3001, 99999, {16, 2, 8, 1, true, true}, "2560x10240: 446 GB/s"},
+    {kMatvec, kIQ2_S, 1, kAny, 100000, kAny, {8, 2, 8, 1, true, true}, "2560x248320: 1128 GB/s"},
+    {kMatvec, kIQ4_XS, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 217 GB/s"},
+    {kMatvec, kIQ4_XS, 1, kAny, 3001, 99999, {16, 2, 4, 1, true, true}, "2560x10240: 1240 GB/s"},
+    {kMatvec, kIQ4_XS, 1, kAny, 100000, kAny, {16, 4, 4, 1, true, true}, "2560x248320: 2329 GB/s"},
+    {kMatvec, kIQ1_M, 1, kAny, 1, 3000, {32, 4, 8, 4, true}, "2560x640: 69 GB/s"},
+    {kMatvec, kIQ1_M, 1, kAny, 3001, 99999, {16, 2, 8, 1, true, true}, "2560x10240: 378 GB/s"},
+    {kMatvec, kIQ1_M, 1, kAny, 100000, kAny, {8, 4, 8, 1, true, true}, "2560x248320: 807 GB/s"},
+    {kMatvec, kTQ1_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 93 GB/s"},
+    {kMatvec, kTQ1_0, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 415 GB/s"},
+    {kMatvec, kTQ1_0, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 638 GB/s"},
+    {kMatvec, kTQ2_0, 1, kAny, 1, 3000, {32, 1, 8, 4}, "2560x640: 141 GB/s"},
+    {kMatvec, kTQ2_0, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 703 GB/s"},
+    {kMatvec, kTQ2_0, 1, kAny, 100000, kAny, {16, 2, 8, 1, false, true}, "2560x248320: 1206 GB/s"},
+    {kMatvec, kMXFP4, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 224 GB/s"},
+    {kMatvec, kMXFP4, 1, kAny, 3001, 99999, {16, 2, 4, 1, false, true}, "2560x10240: 1141 GB/s"},
+    {kMatvec, kMXFP4, 1, kAny, 100000, kAny, {16, 4, 8, 1, false, true}, "2560x248320: 2052 GB/s"},
+    {kMatvec, kNVFP4, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 253 GB/s"},
+    {kMatvec, kNVFP4, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 1501 GB/s"},
+    {kMatvec, kNVFP4, 1, kAny, 100000, kAny, {8, 2, 8, 1, false, true}, "2560x248320: 2593 GB/s"},
+    {kMatvec, kQ2_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 143 GB/s"},
+    {kMatvec, kQ2_0, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 843 GB/s"},
+    {kMatvec, kQ2_0, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 1521 GB/s"},
+    {kGateUp, kIQ2_S, 2560, 2560, 640, 640, {16, 4, 4, 1}, "10 of 2560x640 twice: 32,1,4,1 368 GB/s -> 513 GB/s"},
+    {kGateUp, kIQ3_S, 2560, 2560, 640, 640, {16, 4, 4, 1, true}, "10 of 2560x640 twice: 32,1,4,1 505 GB/s -> 688 GB/s"},
+    {kDown, kQ2_0, 640, 640, 2560, 2560, {4, 2, 8, 8}, "10 of 640x2560: 8,2,4,1 138 GB/s -> 299 GB/s"},
+};
+
 // Long rows and few of them: more simdgroups on a row, or most of the GPU would idle.
 constexpr TileRow kBaseline[] = {
     {kMatvec, kF32, 4096, kAny, 1, 1024, {32, 1, 8, 4}, kUnmeasured},
@@ -54,8 +141,10 @@ constexpr TileRow kBaseline[] = {
 }  // namespace
 
 std::span<const TileRow> tile_rows(const char* family) {
-  return std::string_view(family) == "apple10" ? std::span<const TileRow>(kApple10)
-                                                : std::span<const TileRow>();
+  const std::string_view name = family;
+  if (name == "apple10") return kApple10;
+  if (name.starts_with("nvidia")) return kNvidia;
+  return {};
 }
 
 TileTable::TileTable(const char* family) : rows_(std::begin(kBaseline), std::end(kBaseline)) {

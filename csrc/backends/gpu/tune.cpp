@@ -2,7 +2,6 @@
 #include "backends/gpu/tune.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <string>
 #include <utility>
@@ -26,40 +25,44 @@ const char* base_of(TileUse use) {
 
 class Bench {
  public:
-  Bench(Device& device, const TuneCase& what, const std::function<void()>& poll)
-      : device_(device), what_(what), poll_(poll), queue_(device.queue()) {
+  Bench(Device& device, const TuneCase& what, const std::vector<Tile>& tiles, const std::function<void()>& poll)
+      : what_(what), poll_(poll), queue_(device.queue()) {
+    std::vector<KernelSpec> specs;
+    for (const Tile& t : tiles) {
+      Launch& l = launches_.emplace_back(made(t));
+      specs.push_back({l.kernel, {l.constants.begin(), l.constants.begin() + l.n_constants}});
+    }
+    kernels_ = device.kernels(specs);
     matrix_bytes_ = weight_bytes(what.type, what.cols) * what.rows;
     const uint64_t at_once = bytes();
     copies_ = static_cast<uint32_t>(std::max<uint64_t>(div_ceil(what.bytes, at_once), 2));
     // Any bytes do: what a kernel computes does not change how long it takes. Small ones are finite floats.
     weights_ = device.allocate(at_once * copies_, MemoryUse::kWork, "weights to tune with");
-    std::array<uint8_t, 61 * 64> pattern;
+    std::vector<uint8_t> pattern(size_t{61} << 16);
     for (size_t i = 0; i < pattern.size(); ++i) pattern[i] = static_cast<uint8_t>(i * 37 % 61);
     for (uint64_t at = 0; at < weights_->size_bytes(); at += pattern.size()) {
-      std::copy_n(pattern.data(), std::min<uint64_t>(pattern.size(), weights_->size_bytes() - at),
-                  weights_->host() + at);
+      weights_->write(at, pattern.data(), std::min<uint64_t>(pattern.size(), weights_->size_bytes() - at));
     }
     const uint64_t widest = uint64_t{std::max(what.rows, what.cols)} * what.top_k;
     x_ = device.allocate(widest * sizeof(float), MemoryUse::kWork, "activations");
-    std::fill_n(x_->floats(), widest, 0.5f);
+    x_->write(0, std::vector<float>(widest, 0.5f).data(), widest * sizeof(float));
     y_ = device.allocate(widest * sizeof(float), MemoryUse::kWork, "results");
     ints_ = device.allocate((1 + 2 * records()) * sizeof(int32_t), MemoryUse::kWork, "slots and picks");
-    auto* ints = reinterpret_cast<int32_t*>(ints_->host());
+    std::vector<int32_t> ints(1 + 2 * size_t{records()});
     // Slots: expert e of the launch lies in slot e of its copy; picks and order: 0, 1, 2 ...
     ints[0] = 1;
     for (uint32_t i = 0; i < records(); ++i) {
       ints[1 + i] = static_cast<int32_t>(i);
       ints[1 + records() + i] = static_cast<int32_t>(i);
     }
+    ints_->write(0, ints.data(), ints.size() * sizeof(int32_t));
   }
 
   uint64_t bytes() const { return matrix_bytes_ * matrices() * records(); }
 
-  // Nanoseconds of a launch, the mean of all in one command.
-  int64_t time(const Tile& tile) {
-    const Launch launch = made(tile);
-    const KernelSpec spec{launch.kernel, {launch.constants.begin(), launch.constants.begin() + launch.n_constants}};
-    const std::vector<std::unique_ptr<Kernel>> kernel = device_.kernels({&spec, 1});
+  // Nanoseconds of a launch with a tile, the mean of all in one command.
+  int64_t time(size_t tile) {
+    const Launch& launch = launches_[tile];
     const int64_t start = now_ns();
     for (uint32_t i = 0; i < what_.launches; ++i) {
       const uint64_t copy = next_++ % copies_ * bytes();
@@ -76,7 +79,7 @@ class Bench {
           break;
       }
       queue_->barrier();
-      queue_->dispatch({.kernel = kernel.front().get(),
+      queue_->dispatch({.kernel = kernels_[tile].get(),
                         .args = {launch.args.data(), launch.args_bytes},
                         .buffers = bindings,
                         .groups = launch.groups,
@@ -118,10 +121,11 @@ class Bench {
                          tile, {});
   }
 
-  Device& device_;
   const TuneCase& what_;
   const std::function<void()>& poll_;
   std::unique_ptr<Queue> queue_;
+  std::vector<Launch> launches_;  // by tile
+  std::vector<std::unique_ptr<Kernel>> kernels_;
   std::unique_ptr<DeviceMemory> weights_, x_, y_, ints_;
   uint64_t matrix_bytes_ = 0, next_ = 0;
   uint32_t copies_ = 0;
@@ -150,15 +154,16 @@ TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& ti
            .where = weight_type_info(what.type).name,
            .hint = {}});
   }
-  Bench bench(device, what, poll);
+  if (tiles.empty()) return {};
+  Bench bench(device, what, tiles, poll);
   TuneTimes times{.bytes = bench.bytes(), .anchor_ns = {}, .tile_ns = {}};
   times.tile_ns.resize(tiles.size());
   for (uint32_t r = 0; r <= what.repeats; ++r) {
     for (size_t i = 0; i < tiles.size(); ++i) {
-      const int64_t ns = bench.time(tiles[i]);
+      const int64_t ns = bench.time(i);
       if (r > 0) times.tile_ns[i].push_back(ns);
     }
-    times.anchor_ns.push_back(bench.time(tiles.front()));
+    times.anchor_ns.push_back(bench.time(0));
   }
   return times;
 }

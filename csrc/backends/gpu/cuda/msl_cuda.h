@@ -269,15 +269,15 @@ inline T atomic_fetch_add_explicit(atomic<T>* a, plain<T> v, memory_order) {
   return atomicAdd(&a->value, v);
 }
 
-// 8x8 matrices, two neighbouring elements of a row in each lane. A matrix that was loaded has the lane's whole
-// row and its two columns as well, so that a product of such matrices is plain multiply-adds; the compiler
-// drops what is not used. Elements of a sum come from the other lanes.
+// 8x8 matrices, two neighbouring elements of a row in each lane. As the left of a product a lane needs a row of
+// a matrix, as the right two columns: they are loaded with it, or come from the other lanes the first time they
+// are wanted, so that a product is plain multiply-adds. What is not used the compiler drops.
 template <typename T, int R = 8, int C = 8>
 struct simdgroup_matrix {
   static_assert(R == 8 && C == 8, "only 8x8");
   T own[2];
-  T row[8], columns[8][2];
-  bool is_loaded;
+  mutable T row[8], columns[8][2];
+  mutable bool has_row, has_columns;
 };
 typedef simdgroup_matrix<float> simdgroup_float8x8;
 
@@ -290,10 +290,8 @@ inline uint matrix_lane(uint row, uint column) {
 template <typename T, int R, int C>
 inline simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, R, C> m;
-  m.is_loaded = true;
+  m.has_row = m.has_columns = false;
   m.own[0] = m.own[1] = value;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) m.row[i] = m.columns[i][0] = m.columns[i][1] = value;
   return m;
 }
 
@@ -301,10 +299,10 @@ template <typename T>
 inline void simdgroup_load(simdgroup_matrix<T>& m, const T* from, ulong elements_per_row = 8,
                            ulong2 origin = ulong2(0, 0), bool transposed = false) {
   const uint row = matrix_row(lane_index()), column = matrix_column(lane_index());
-  // The strides of a step to the next row and to the next column.
+  // Steps to the next row and to the next column.
   const ulong down = transposed ? 1 : elements_per_row, along = transposed ? elements_per_row : 1;
   from += origin.y * elements_per_row + origin.x;
-  m.is_loaded = true;
+  m.has_row = m.has_columns = true;
 #pragma unroll
   for (uint i = 0; i < 8; ++i) {
     m.row[i] = from[row * down + i * along];
@@ -331,28 +329,29 @@ template <typename T>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<T>& d, const simdgroup_matrix<T>& a,
                                           const simdgroup_matrix<T>& b, const simdgroup_matrix<T>& c) {
   const uint row = matrix_row(lane_index()), column = matrix_column(lane_index());
+  if (!a.has_row) {
+    a.has_row = true;
+#pragma unroll
+    for (uint k = 0; k < 8; ++k) a.row[k] = __shfl_sync(0xffffffffu, a.own[k % 2], matrix_lane(row, k));
+  }
+  if (!b.has_columns) {
+    b.has_columns = true;
+#pragma unroll
+    for (uint k = 0; k < 8; ++k) {
+      b.columns[k][0] = __shfl_sync(0xffffffffu, b.own[0], matrix_lane(k, column));
+      b.columns[k][1] = __shfl_sync(0xffffffffu, b.own[1], matrix_lane(k, column));
+    }
+  }
+  asm volatile("" ::: "memory");  // or all loads of an unrolled loop come first, and spill
   T sums[2] = {c.own[0], c.own[1]};
 #pragma unroll
   for (uint k = 0; k < 8; ++k) {
-    T left, right0, right1;
-    if (a.is_loaded) {
-      left = a.row[k];
-    } else {
-      left = __shfl_sync(0xffffffffu, a.own[k % 2], matrix_lane(row, k));
-    }
-    if (b.is_loaded) {
-      right0 = b.columns[k][0];
-      right1 = b.columns[k][1];
-    } else {
-      right0 = __shfl_sync(0xffffffffu, b.own[0], matrix_lane(k, column));
-      right1 = __shfl_sync(0xffffffffu, b.own[1], matrix_lane(k, column));
-    }
-    sums[0] = __fmaf_rn(left, right0, sums[0]);
-    sums[1] = __fmaf_rn(left, right1, sums[1]);
+    sums[0] = __fmaf_rn(a.row[k], b.columns[k][0], sums[0]);
+    sums[1] = __fmaf_rn(a.row[k], b.columns[k][1], sums[1]);
   }
   d.own[0] = sums[0];
   d.own[1] = sums[1];
-  d.is_loaded = false;
+  d.has_row = d.has_columns = false;
 }
 
 // --- how a kernel is called
