@@ -61,12 +61,12 @@ for name in $phases; do
       --types Q8_0,Q6_K,IQ4_XS,IQ3_S,IQ2_S,Q2_0 --shapes 10240x2560,2560x10240,12288x2560,640x2560 ;;
     decode)
       phase synth synthesize
-      phase decode esker bench decode --backend cuda --model "$big" --arena 100% --prefill 128 --decode 64 \
+      phase decode esker bench decode --backend cuda --model "$big" --arena 100% --prefill 128 --decode 64 --threads 8 \
         --random-tokens 1 --repeats 3 --out "$out/decode-k512-h200.json"
       ;;
     stream)
       phase synth synthesize
-      phase stream esker bench stream --backend cuda --model "$big" --arena 6.8GB --prefill 128 --decode 64 \
+      phase stream esker bench stream --backend cuda --model "$big" --arena 6.8GB --prefill 128 --decode 64 --threads 8 \
         --random-tokens 1 --repeats 3 --out "$out/stream-k512-h200.json"
       ;;
     prompt)

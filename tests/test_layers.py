@@ -72,7 +72,9 @@ def climbing_imports(root: Path) -> list[str]:
             if isinstance(node, ast.ImportFrom):
                 base = node.module or ""
                 if node.level > 0:
-                    inside = list(parts[: len(parts) - node.level]) + [p for p in base.split(".") if p]
+                    inside = list(parts[: len(parts) - node.level]) + [
+                        p for p in base.split(".") if p
+                    ]
                     targets = [inside[0]] if inside else [a.name for a in node.names]
                 elif base == "esker" or base.startswith("esker."):
                     targets = [base.split(".")[1]] if "." in base else [a.name for a in node.names]

@@ -15,8 +15,13 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
-from esker import _core
-from esker.parity.weights import FINITE_HALVES, TYPES, decode, iq1_m_scale, random_blocks, set_halves
+from esker.parity.weights import (
+    FINITE_HALVES,
+    TYPES,
+    decode,
+    random_blocks,
+    set_halves,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 Q2_0 = 42  # not in the package

@@ -14,7 +14,10 @@ def test_the_cpu_passes(capsys):
     assert main(["selftest", "--backend", "cpu", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("esker ") and lines[-1] == "selftest passed"
-    assert [line.split()[:2] for line in lines if " ok " in line] == [["ok", "products"], ["ok", "demo"]]
+    assert [line.split()[:2] for line in lines if " ok " in line] == [
+        ["ok", "products"],
+        ["ok", "demo"],
+    ]
 
 
 def test_json(capsys):

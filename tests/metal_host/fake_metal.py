@@ -48,7 +48,15 @@ MAC = ["-Dsysconf=fake_sysconf", "-Dmmap=fake_mmap"]
 
 def fetch_headers(folder):
     """pip has no network at times, and a wheel for Macs is no package it would install here."""
-    command = [sys.executable, "-m", "pip", "download", MLX_METAL, "--platform", "macosx_14_0_arm64"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        MLX_METAL,
+        "--platform",
+        "macosx_14_0_arm64",
+    ]
     command += ["--only-binary=:all:", "--no-deps", "--quiet", "-d", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -111,7 +119,9 @@ def clang():
         text=True,
         check=True,
     ).stderr
-    folders = re.search(r"#include <\.\.\.> search starts here:\n(.*?)End of search", told, re.DOTALL)
+    folders = re.search(
+        r"#include <\.\.\.> search starts here:\n(.*?)End of search", told, re.DOTALL
+    )
     target = subprocess.run(
         [simt.compiler(), "-dumpmachine"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -158,7 +168,9 @@ def compiled(source, command, text=None):
 
 def by_gcc(source, *flags):
     command = [simt.compiler(), *FLAGS, *WARNINGS, *flags]
-    return compiled(source, [*command, f"-I{CSRC}", f"-I{simt.RUNTIME}", f"-I{FAKE}", f"-I{FAKE / 'include'}"])
+    return compiled(
+        source, [*command, f"-I{CSRC}", f"-I{simt.RUNTIME}", f"-I{FAKE}", f"-I{FAKE / 'include'}"]
+    )
 
 
 def by_clang(source, text=None):
@@ -178,7 +190,9 @@ def kernel_sources():
     command = [sys.executable, str(tools[0])]
     return simt.make(
         out,
-        lambda made: run_compiler([*command, str(made / out.name), str(simt.ROOT / "metal"), *includes]),
+        lambda made: run_compiler(
+            [*command, str(made / out.name), str(simt.ROOT / "metal"), *includes]
+        ),
     )
 
 
@@ -194,7 +208,9 @@ class Mutant:
         if file != self.file:
             return text
         if text.count(self.old) != 1:
-            raise AssertionError(f"{self.file} has {text.count(self.old)} times, not once: {self.old}")
+            raise AssertionError(
+                f"{self.file} has {text.count(self.old)} times, not once: {self.old}"
+            )
         return text.replace(self.old, self.new)
 
 
@@ -203,7 +219,9 @@ def linked(objects, name):
     flags = ["-shared", *(f"-Wl,{f}" for f in ("--gc-sections", "--no-undefined", "-Bsymbolic"))]
     flags += ["-ldl", "-lpthread"]
     command = [simt.compiler(), *map(str, objects)]
-    return simt.make(path, lambda folder: run_compiler([*command, *flags, "-o", str(folder / path.name)]))
+    return simt.make(
+        path, lambda folder: run_compiler([*command, *flags, "-o", str(folder / path.name)])
+    )
 
 
 def fake_objects():
@@ -227,14 +245,19 @@ def host_library(mutants=()):
 @functools.cache
 def driver_library():
     """A small host of the tests' own, which does things wrong when told to."""
-    return linked([by_clang(HERE / "driver.cpp"), by_clang(HOST / "metal_cpp.cpp"), *fake_objects()], "metal-driver")
+    return linked(
+        [by_clang(HERE / "driver.cpp"), by_clang(HOST / "metal_cpp.cpp"), *fake_objects()],
+        "metal-driver",
+    )
 
 
 def environment(mutants=(), files=device_library.FILES):
     """What makes backend="metal" run the kernels of these files."""
     return {
         "ESKER_METAL_LIBRARY": str(host_library(mutants)),
-        "ESKER_SIMT_KERNEL_LIBRARIES": device_library.environment(files)["ESKER_SIMT_KERNEL_LIBRARIES"],
+        "ESKER_SIMT_KERNEL_LIBRARIES": device_library.environment(files)[
+            "ESKER_SIMT_KERNEL_LIBRARIES"
+        ],
     }
 
 
@@ -245,7 +268,17 @@ def slow_reads():
 
 
 def play(
-    cache, model=None, *, prompt, decode=0, options=None, mutants=(), logits=None, times=1, timeout=100, **extra
+    cache,
+    model=None,
+    *,
+    prompt,
+    decode=0,
+    options=None,
+    mutants=(),
+    logits=None,
+    times=1,
+    timeout=100,
+    **extra,
 ):
     """Runs play.py: what came of `times` times a model opened, a prompt read and tokens decoded.
 
