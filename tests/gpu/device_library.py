@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The simt device as the gpu backend loads it (tests/simt/simt_device.cpp), and the environment it wants."""
+"""The simt device as the gpu backend loads it (tests/simt/simt_device.cpp), and the environment it wants.
+
+    python tests/gpu/device_library.py COMMAND...
+
+runs a command in that environment: `esker selftest`, `esker run --backend simt "How does"`.
+"""
 
 import functools
+import os
+import sys
 
 import simt
 
@@ -54,3 +61,7 @@ def environment(files=FILES):
     """What makes backend="simt" run the kernels of these files."""
     kernels = ":".join(str(simt.device(file).library_path) for file in files)
     return {"ESKER_SIMT_LIBRARY": str(device_library()), "ESKER_SIMT_KERNEL_LIBRARIES": kernels}
+
+
+if __name__ == "__main__":
+    os.execvpe(sys.argv[1], sys.argv[1:], {**os.environ, **environment()})
