@@ -178,7 +178,8 @@ def test_text_runs_record_all_apart(bench, demo_path):
     assert settings["fill"] == "other" and settings["slots"] == 12 * 8
     assert settings["context"] == 256 and settings["memory_cap_bytes"] is None
     assert settings["usage"]["minor_faults"] > 0
-    assert settings["file_cached_bytes"] == demo_path.stat().st_size  # warm
+    # Warm; the system may have taken back a page of it.
+    assert settings["file_cached_bytes"] > 0.99 * demo_path.stat().st_size
 
 
 def test_the_tokens_drawn_are_the_models(bench, open_model, demo_path):

@@ -24,6 +24,8 @@ namespace {
 constexpr int64_t kPollNs = 20'000'000;
 // No segment of a model takes as long, not even on the CPU under a sanitizer.
 constexpr double kLostSeconds = 60;
+// One that counts as lost may only have lost a signal: memory must not go while it still runs.
+constexpr int64_t kLastChanceNs = 2'000'000'000;
 
 int64_t lost_ns() {
   const std::string text = environment("ESKER_DEVICE_TIMEOUT");
@@ -444,7 +446,8 @@ class GpuBackend final : public Backend {
   void drain() noexcept {
     for (Queue* queue : {rounds_.get(), queue_.get()}) {
       bool done = queue == nullptr, committed = false;
-      for (const int64_t start = now_ns(); !done && !lost_ && now_ns() - start < lost_ns_;) {
+      const int64_t patience = lost_ ? std::min(lost_ns_, kLastChanceNs) : lost_ns_;
+      for (const int64_t start = now_ns(); !done && now_ns() - start < patience;) {
         try {
           if (!std::exchange(committed, true)) queue->commit();
           done = queue->finish(kPollNs);
@@ -474,7 +477,7 @@ class GpuBackend final : public Backend {
   std::unique_ptr<Event> reached_, go_;
   std::unique_ptr<Queue> queue_, rounds_;
   const int64_t lost_ns_ = lost_ns();
-  bool lost_ = false;  // it stopped answering: nothing is waited for any more
+  bool lost_ = false;  // it stopped answering: no run is begun any more
   uint64_t clock_ = 0;
   size_t all_row_ = 0, round_row_ = 0;
   std::vector<Binding> bindings_;
