@@ -25,7 +25,7 @@ from typing import Any
 from ..errors import EskerError
 
 GPU_LAUNCHES = 16  # of one measurement, in one command
-GPU_STREAM_BYTES = 768_000_000  # more than any cache
+GPU_READ_BYTES = 768_000_000  # more than any cache
 GPU_TOP_K = 10
 
 Job = dict[str, Any]
@@ -183,8 +183,8 @@ def run_ops(job: Job, tell: Tell) -> None:
 
 
 def run_gpu_ops(job: Job, tell: Tell) -> None:
-    """The same on a GPU: the decode kernels, cut by the tiles that a run would take, next to
-    streaming, two arrays read and one written; and the least that a launch takes."""
+    """The same on a GPU: the decode kernels, cut by the tiles that a run would take, next to a matrix
+    of floats of the same width, large and without decoding; and the least that a launch takes."""
     import statistics
 
     from .. import _core, tiles
@@ -193,13 +193,13 @@ def run_gpu_ops(job: Job, tell: Tell) -> None:
     device = _core.GpuDevice(backend)
     kept = {product[:4]: product[4] for product in tiles.load(backend)}
     samples: dict[str, list[dict[str, Any]]] = {"kernel": [], "read": []}
-    for shape in job["shapes"]:
-        use, rows, cols = shape.get("use", "matvec"), shape["rows"], shape["cols"]
-        product = (use, shape["type"], rows, cols)
+
+    def timed(use: str, kind: str, rows: int, cols: int) -> dict[str, Any]:
+        product = (use, kind, rows, cols)
         lanes, r, simds, split, table, stage = kept.get(product) or _core.gpu_tile(
             device.family, *product
         )
-        times = _core.gpu_tune(
+        return _core.gpu_tune(
             backend,
             *product,
             [(lanes, r, simds, split, table, stage)],
@@ -208,12 +208,14 @@ def run_gpu_ops(job: Job, tell: Tell) -> None:
             job["passes"],
             GPU_TOP_K,
         )
+
+    for shape in job["shapes"]:
+        use, rows, cols = shape.get("use", "matvec"), shape["rows"], shape["cols"]
+        times = timed(use, shape["type"], rows, cols)
         what = {"name": use, "type": shape["type"], "shape": [rows, cols], "bytes": times["bytes"]}
         samples["kernel"] += [{**what, "ns": ns} for ns in times["tile_ns"][0]]
-        # One launch of streaming moves as much as all launches of the product together.
-        moved = max(times["bytes"] * GPU_LAUNCHES, GPU_STREAM_BYTES)
-        streamed = _core.gpu_stream(backend, moved, 4, job["passes"])["wall_ns"]
-        samples["read"] += [{**what, "bytes": moved, "ns": ns} for ns in streamed]
+        read = timed("matvec", "F32", -(-GPU_READ_BYTES // (4 * cols)), cols)
+        samples["read"] += [{**what, "bytes": read["bytes"], "ns": ns} for ns in read["tile_ns"][0]]
         tell("progress", text=f"{use} {shape['type']} {rows}x{cols}")
     launch = _core.gpu_stream(backend, 1, 1000, job["passes"])["wall_ns"]
     samples["kernel"] += [{"name": "launch", "ns": ns} for ns in launch]
