@@ -64,6 +64,14 @@ nb::dict tune(const std::string& backend, const std::string& use, const std::str
   }
   nb::dict d;
   d["bytes"] = times.bytes, d["anchor_ns"] = times.anchor_ns, d["tile_ns"] = times.tile_ns;
+  nb::list resources;
+  for (const gpu::KernelResources& r : times.resources) {
+    nb::dict of;
+    of["registers"] = r.registers, of["spilled_bytes"] = r.spilled_bytes;
+    of["threadgroup_bytes"] = r.threadgroup_bytes, of["threads_most"] = r.threads_most;
+    resources.append(of);
+  }
+  d["resources"] = resources;
   return d;
 }
 

@@ -38,10 +38,19 @@ struct KernelSpec {
   std::vector<Constant> constants;
 };
 
+// What a kernel takes of the device, as far as the device says; 0: it does not.
+struct KernelResources {
+  uint32_t registers = 0;          // of a thread
+  uint32_t spilled_bytes = 0;      // of a thread, in memory for want of registers
+  uint32_t threadgroup_bytes = 0;  // declared in the kernel
+  uint32_t threads_most = 0;       // that a threadgroup may have
+};
+
 // A kernel with its function constants, ready to run.
 class Kernel {
  public:
   virtual ~Kernel() = default;
+  virtual KernelResources resources() const { return {}; }
 };
 
 struct Binding {

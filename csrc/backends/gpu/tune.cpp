@@ -59,6 +59,7 @@ class Bench {
   }
 
   uint64_t bytes() const { return matrix_bytes_ * matrices() * records(); }
+  KernelResources resources(size_t tile) const { return kernels_[tile]->resources(); }
 
   // Nanoseconds of a launch with a tile, the mean of all in one command.
   int64_t time(size_t tile) {
@@ -156,8 +157,9 @@ TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& ti
   }
   if (tiles.empty()) return {};
   Bench bench(device, what, tiles, poll);
-  TuneTimes times{.bytes = bench.bytes(), .anchor_ns = {}, .tile_ns = {}};
+  TuneTimes times{.bytes = bench.bytes(), .anchor_ns = {}, .tile_ns = {}, .resources = {}};
   times.tile_ns.resize(tiles.size());
+  for (size_t i = 0; i < tiles.size(); ++i) times.resources.push_back(bench.resources(i));
   for (uint32_t r = 0; r <= what.repeats; ++r) {
     for (size_t i = 0; i < tiles.size(); ++i) {
       const int64_t ns = bench.time(i);

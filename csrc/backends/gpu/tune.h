@@ -31,6 +31,7 @@ struct TuneTimes {
   uint64_t bytes = 0;                          // of weights that a launch reads
   std::vector<int64_t> anchor_ns;              // [repeats + 1]: the first tile before and after each round
   std::vector<std::vector<int64_t>> tile_ns;   // [tiles][repeats], of a launch
+  std::vector<KernelResources> resources;      // [tiles]
 };
 
 // All tiles in turn, `repeats` times after a round that is not counted; the first tile is the anchor, run

@@ -99,8 +99,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<DeviceMemory> allocate(size_t bytes, MemoryUse use, const char* purpose) override {
     switch (use) {
       case MemoryUse::kShared: return std::make_unique<SharedMemory>(shared_->context, bytes, purpose);
-      case MemoryUse::kArena:
-        return std::make_unique<ArenaMemory>(shared_->context, shared_->copier, bytes, purpose);
+      case MemoryUse::kArena: return std::make_unique<ArenaMemory>(shared_->context, bytes, purpose);
       case MemoryUse::kWork: break;
     }
     auto block = std::make_shared<Block>(shared_->context, bytes, purpose);

@@ -2,7 +2,9 @@
 //
 // The memory of a CUDA device. Its own memory and the host's are two:
 //   kWork    the device's; the host reads and writes it by copies
-//   kArena   the host's while records are read, the device's once published; the host's pages are given back
+//   kArena   the host's while records are read, the device's once published. Where the host has room it is
+//            pinned, so that a record is read into pages that are there and travels from them; else its
+//            pages are given back, and what is published travels by way of pinned buffers
 //   kShared  the host's, pinned, which the device reaches over the bus
 // and a file's weights are copied to the device.
 #pragma once
@@ -31,7 +33,7 @@ class Context {
   ContextHandle handle_ = nullptr;
 };
 
-// Pinned memory of the host.
+// Pinned memory of the host, zero at first.
 class Pinned {
  public:
   Pinned(std::shared_ptr<Context> context, size_t bytes, const char* purpose);
@@ -66,8 +68,9 @@ class Copier {
   explicit Copier(std::shared_ptr<Context> context);
   ~Copier();
   Copier(const Copier&) = delete;
-  // There when flush() returns.
+  // There when flush() returns; pinned memory must be as it is until then.
   void upload(DevicePointer to, const uint8_t* from, size_t bytes);
+  void upload_pinned(DevicePointer to, const uint8_t* from, size_t bytes);
   void zero(DevicePointer to, size_t bytes);
   void download(uint8_t* to, DevicePointer from, size_t bytes);
   void flush();
@@ -124,17 +127,18 @@ class SharedMemory final : public CudaMemory {
 
 class ArenaMemory final : public CudaMemory {
  public:
-  ArenaMemory(std::shared_ptr<Context> context, std::shared_ptr<Copier> copier, size_t bytes, const char* purpose)
-      : CudaMemory(bytes), block_(std::move(context), bytes, purpose), copier_(std::move(copier)),
-        host_(bytes, purpose) {}
-  uint8_t* host() override { return host_.data(); }
+  ArenaMemory(const std::shared_ptr<Context>& context, size_t bytes, const char* purpose);
+  uint8_t* host() override { return pinned_ ? pinned_->data() : pageable_.data(); }
   DevicePointer device() const override { return block_.device(); }
   void publish(std::span<const ByteRange> ranges);
 
  private:
+  void publish_some(Copier& copier, std::span<const ByteRange> ranges);
+
   Block block_;
-  const std::shared_ptr<Copier> copier_;
-  AlignedBuffer host_;
+  std::unique_ptr<Pinned> pinned_;  // or
+  AlignedBuffer pageable_;
+  std::vector<std::unique_ptr<Copier>> copiers_;  // a thread each
 };
 
 }  // namespace esker::gpu::cuda

@@ -40,10 +40,14 @@ CudaKernel::CudaKernel(std::shared_ptr<Context> context, const std::string& name
     : context_(std::move(context)), name_(name) {
   context_->enter();
   check(driver().cuModuleLoadData(&module_, code.data()), "load a kernel");
-  int threads = 0;
   check(driver().cuModuleGetFunction(&function_, module_, name.c_str()), "find a kernel");
-  check(driver().cuFuncGetAttribute(&threads, kMaxThreads, function_), "ask about a kernel");
-  max_threads_ = static_cast<uint32_t>(threads);
+  const auto asked = [&](FunctionAttribute attribute) {
+    int value = 0;
+    check(driver().cuFuncGetAttribute(&value, attribute, function_), "ask about a kernel");
+    return static_cast<uint32_t>(value);
+  };
+  resources_ = {.registers = asked(kRegisters), .spilled_bytes = asked(kLocalBytes),
+                .threadgroup_bytes = asked(kSharedBytes), .threads_most = asked(kMaxThreads)};
 }
 CudaKernel::~CudaKernel() {
   context_->enter();
@@ -91,11 +95,12 @@ CudaQueue::~CudaQueue() {
 void CudaQueue::dispatch(const Dispatch& d) {
   if (d.groups.x == 0 || d.groups.y == 0 || d.groups.z == 0) return;
   const auto& kernel = static_cast<const CudaKernel&>(*d.kernel);
-  if (d.threads.x * d.threads.y * d.threads.z > kernel.max_threads()) {
+  const uint32_t most = kernel.resources().threads_most;
+  if (d.threads.x * d.threads.y * d.threads.z > most) {
     raise(ErrorKind::kDevice, "cuda",
           {.what = "this GPU cannot run a kernel with so many threads",
            .got = std::to_string(d.threads.x * d.threads.y * d.threads.z),
-           .want = "at most " + std::to_string(kernel.max_threads()),
+           .want = "at most " + std::to_string(most),
            .where = kernel.name(),
            .hint = "run `esker tune`, or the model on the cpu backend"});
   }

@@ -32,14 +32,14 @@ class CudaKernel final : public Kernel {
   CudaKernel(const CudaKernel&) = delete;
   FunctionHandle function() const { return function_; }
   const std::string& name() const { return name_; }
-  uint32_t max_threads() const { return max_threads_; }
+  KernelResources resources() const override { return resources_; }
 
  private:
   const std::shared_ptr<Context> context_;
   const std::string name_;
   ModuleHandle module_ = nullptr;
   FunctionHandle function_ = nullptr;
-  uint32_t max_threads_ = 0;
+  KernelResources resources_;
 };
 
 class CudaQueue;
