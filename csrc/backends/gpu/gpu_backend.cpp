@@ -345,12 +345,16 @@ class GpuBackend final : public Backend {
     for (const int32_t e : experts) {
       const auto i = static_cast<size_t>(e);
       if (seen[i] == round.fills[i]) continue;
-      seen[i] = round.fills[i];
       is_clean_ = false;
       ranges_.push_back({arena_->base_bytes[l] + static_cast<uint64_t>(round.residency[i]) * arena_->slot_bytes[l],
                          weights_.experts(static_cast<uint32_t>(layer)).record_bytes});
     }
     if (!ranges_.empty() && device_->needs_publish()) device_->publish(*arena_->memory, ranges_);
+    // Not before: what failed is tried again.
+    for (const int32_t e : experts) {
+      const auto i = static_cast<size_t>(e);
+      seen[i] = round.fills[i];
+    }
   }
 
   // --- the host's turns
