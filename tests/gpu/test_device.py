@@ -14,6 +14,7 @@ from pathlib import Path
 import esker
 import numpy as np
 import pytest
+from decoding import LIMIT, decoded, tokens
 from device_library import FILES, environment
 from esker import _core, cli
 
@@ -22,8 +23,6 @@ MODELS = ["demo", "mq-mix1", "mq-mix2", "micro-f32"]
 SMALL = "micro-f32"  # the fastest here
 DEVICE = os.environ.get("ESKER_TEST_DEVICE", "simt")
 only_simt = pytest.mark.skipif(DEVICE != "simt", reason="of the simt device")
-# Both sides add floats, in another order: logits have a standard deviation of 1.4 to 3.5.
-LIMIT = 1e-4
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +33,12 @@ def simt_device(monkeypatch):
     monkeypatch.delenv("ESKER_SIMT_ORDER", raising=False)
 
 
+def path_of(name):
+    return None if name == "demo" else str(ORACLE / f"{name}.gguf")
+
+
 def model(name, backend, **options):
-    path = None if name == "demo" else str(ORACLE / f"{name}.gguf")
-    return esker.Model(path, backend=backend, **options)
-
-
-def tokens(n):
-    return [(37 * i + i * i) % 400 for i in range(n)]
+    return esker.Model(path_of(name), backend=backend, **options)
 
 
 def logits(name, backend, ids, **options):
@@ -61,27 +59,14 @@ def test_logits_beyond_the_attention_budget():
     ids = tokens(budget + 22)
     ours, theirs = (logits(SMALL, backend, ids) for backend in (DEVICE, "cpu"))
     assert np.abs(ours - theirs).max() <= LIMIT
-    ours, theirs = (decoded(SMALL, backend, ids[:-3], 3)[0] for backend in (DEVICE, "cpu"))
+    ours, theirs = (decoded(path_of(SMALL), backend, ids[:-3], 3)[1] for backend in (DEVICE, "cpu"))
     assert np.abs(ours - theirs).max() <= LIMIT
-
-
-def decoded(name, backend, prompt, n, **options):
-    """Logits of the prompt's end and of n greedy tokens; the tokens; the counters."""
-    with model(name, backend, **options) as m:
-        session = m.session()
-        session.prefill(prompt)
-        rows, picked = [session.logits()], []
-        for _ in range(n):
-            picked.append(int(rows[-1].argmax()))
-            session.decode(picked[-1])
-            rows.append(session.logits())
-        return np.stack(rows), picked, m.counters
 
 
 @pytest.mark.parametrize("name", ["demo", "mq-mix2"])
 def test_greedy_text_is_the_cpu_backends(name):
-    ours, our_tokens, _ = decoded(name, DEVICE, tokens(9), 5)
-    theirs, their_tokens, _ = decoded(name, "cpu", tokens(9), 5)
+    our_tokens, ours, _ = decoded(path_of(name), DEVICE, tokens(9), 5)
+    their_tokens, theirs, _ = decoded(path_of(name), "cpu", tokens(9), 5)
     assert our_tokens == their_tokens
     assert np.abs(ours - theirs).max() <= LIMIT
 
@@ -96,8 +81,8 @@ def test_greedy_text_is_the_cpu_backends(name):
     ids=["rounds", "read-ahead", "unsplit"],
 )
 def test_streaming_gives_the_bits_of_resident(options):
-    whole, whole_tokens, _ = decoded(SMALL, DEVICE, tokens(30), 6)
-    tight, tight_tokens, counters = decoded(SMALL, DEVICE, tokens(30), 6, **options)
+    whole_tokens, whole, _ = decoded(path_of(SMALL), DEVICE, tokens(30), 6)
+    tight_tokens, tight, counters = decoded(path_of(SMALL), DEVICE, tokens(30), 6, **options)
     assert counters["demand_misses"] > 0 and counters["evictions"] > 0
     assert tight_tokens == whole_tokens
     assert np.array_equal(tight, whole)
@@ -107,9 +92,9 @@ def test_streaming_gives_the_bits_of_resident(options):
 @pytest.mark.parametrize("order", ["reverse", "random"])
 def test_order_of_threads_and_of_kernels_without_a_barrier_between(order, monkeypatch):
     """What may overlap runs in another order: a barrier that lacks shows."""
-    first, _, _ = decoded(SMALL, DEVICE, tokens(20), 4, slots=5)
+    _, first, _ = decoded(path_of(SMALL), DEVICE, tokens(20), 4, slots=5)
     monkeypatch.setenv("ESKER_SIMT_ORDER", order)
-    second, _, _ = decoded(SMALL, DEVICE, tokens(20), 4, slots=5)
+    _, second, _ = decoded(path_of(SMALL), DEVICE, tokens(20), 4, slots=5)
     assert np.array_equal(first, second)
 
 
@@ -122,8 +107,8 @@ def test_chunks_of_a_prompt_make_no_difference():
 
 def test_cache_prior_picks_what_the_cpu_backend_picks():
     options = {"arena": "25%", "cache_prior": 0.85, "protect": 2}
-    ours, our_tokens, our_counters = decoded("demo", DEVICE, tokens(6), 6, **options)
-    theirs, their_tokens, their_counters = decoded("demo", "cpu", tokens(6), 6, **options)
+    our_tokens, ours, our_counters = decoded(path_of("demo"), DEVICE, tokens(6), 6, **options)
+    their_tokens, theirs, their_counters = decoded(path_of("demo"), "cpu", tokens(6), 6, **options)
     assert our_counters["displaced"] == their_counters["displaced"] > 0
     assert our_counters["bytes_read"] == their_counters["bytes_read"]
     assert our_tokens == their_tokens

@@ -11,19 +11,8 @@ import time
 
 import esker
 import numpy as np
+from decoding import greedy
 from fake_metal import Fake
-
-
-def generate(model, prompt, decode):
-    """Greedy tokens, and the logits that each was taken from."""
-    session = model.session()
-    session.prefill(prompt)
-    rows, tokens = [session.logits()], []
-    for _ in range(decode):
-        tokens.append(int(rows[-1].argmax()))
-        session.decode(tokens[-1])
-        rows.append(session.logits())
-    return tokens, rows
 
 
 def attempt(job, found):
@@ -31,10 +20,10 @@ def attempt(job, found):
         try:
             with esker.Model(job["model"], backend="metal", **job["options"]) as model:
                 try:
-                    tokens, rows = generate(model, job["prompt"], job["decode"])
+                    tokens, rows = greedy(model.session(), job["prompt"], job["decode"])
                     found["tokens"].append(tokens)
                     if job["logits"]:
-                        np.save(job["logits"], np.stack(rows))
+                        np.save(job["logits"], rows)
                 finally:
                     found["counters"] = model.counters
         except esker.EskerError as error:

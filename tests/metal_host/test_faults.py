@@ -3,7 +3,8 @@
 
 import fake_metal
 import pytest
-from test_host import SMALL, tokens
+from decoding import tokens
+from test_host import SMALL
 
 pytestmark = fake_metal.needs_host
 

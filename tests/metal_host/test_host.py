@@ -8,18 +8,13 @@ import esker
 import fake_metal
 import numpy as np
 import pytest
+from decoding import LIMIT, decoded, tokens
 
 pytestmark = fake_metal.needs_host
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = DATA / "oracle" / "micro-f32.gguf"
 MIXED = DATA / "oracle" / "mq-mix2.gguf"
-# Both sides add floats, in another order: logits have a standard deviation of 1.4 to 3.5.
-LIMIT = 1e-4
-
-
-def tokens(n):
-    return [(37 * i + i * i) % 400 for i in range(n)]
 
 
 @pytest.fixture
@@ -34,19 +29,6 @@ def metal(monkeypatch, kernels_cache):
     fake.settle()
     assert fake.report() == []
     assert fake.count("blocks") == fake.count("shared variables") == 0
-
-
-def decoded(path, backend, prompt, n, **options):
-    """Greedy tokens, logits of the prompt's end and after each token, counters."""
-    with esker.Model(path and str(path), backend=backend, **options) as model:
-        session = model.session()
-        session.prefill(prompt)
-        rows, picked = [session.logits()], []
-        for _ in range(n):
-            picked.append(int(rows[-1].argmax()))
-            session.decode(picked[-1])
-            rows.append(session.logits())
-        return picked, np.stack(rows), model.counters
 
 
 def golden():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Faults sown into the Metal host, one at a time: each is seen, by the fake, in the text, or as an error."""
 
-import esker
 import fake_metal
 import numpy as np
 import pytest
+from decoding import LIMIT, decoded, tokens
 from fake_metal import Mutant
-from test_host import LIMIT, SMALL, tokens
+from test_host import SMALL
 
 pytestmark = fake_metal.needs_host
 
@@ -60,15 +60,7 @@ MUTANTS = {
 @pytest.fixture(scope="module")
 def wanted():
     """Greedy tokens and logits of the cpu backend."""
-    with esker.Model(str(SMALL), backend="cpu") as model:
-        session = model.session()
-        session.prefill(PROMPT)
-        rows, picked = [session.logits()], []
-        for _ in range(DECODE):
-            picked.append(int(rows[-1].argmax()))
-            session.decode(picked[-1])
-            rows.append(session.logits())
-    return picked, np.stack(rows)
+    return decoded(SMALL, "cpu", PROMPT, DECODE)[:2]
 
 
 def complaints(wanted, folder, mutants=()):

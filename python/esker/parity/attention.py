@@ -8,50 +8,22 @@ have left alone is still NaN afterwards.
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize, within
+from .cases import (
+    ORDERS,
+    ceil,
+    check,
+    error,
+    nans,
+    normal,
+    parametrize,
+    rng_of,
+    run,
+    same_bits,
+    within,
+)
 
 EPS = 1e-6
 LIMIT = 1e-6  # relative L2
-
-
-def rng_of(*key):
-    return np.random.default_rng([*key])
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape, np.float32)
-
-
-def nans(*shape):
-    return np.full(shape, np.nan, np.float32)
-
-
-def ceil(n, by):
-    return -(-n // by)
-
-
-def error(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
-
-
-def same_bits(a, b):
-    return a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def run(kernel, args, inputs, outputs, groups, threads, orders=ORDERS):
-    """What a kernel makes of copies of `outputs`: the same bits in every order of lanes.
-
-    `inputs` and `outputs` give the buffers by index.
-    """
-    results = []
-    for order in orders:
-        made = {i: o.copy() for i, o in outputs.items()}
-        buffers = [b for _, b in sorted({**inputs, **made}.items())]
-        launch(kernel, args, buffers, groups=groups, threads=(threads, 1, 1), order=order)
-        results.append(list(made.values()))
-    for made in results[1:]:
-        check(all(same_bits(a, b) for a, b in zip(results[0], made, strict=True)))
-    return results[0]
 
 
 # Rows made ready
@@ -79,7 +51,7 @@ def attn_prepare(qg, k, v, gq, gk, turns, first_turn, position, context):
         tokens=tokens, position=position, first_turn=first_turn, n_head=heads, n_kv_head=k.shape[1],
         d_head=d, n_rope=turns.shape[1], eps=EPS,
     )  # fmt: skip
-    inputs = dict(enumerate([qg, k, v, gq, gk, turns], 1))
+    inputs = [qg, k, v, gq, gk, turns]
     kept = nans(context, *k.shape[1:])
     outputs = {7: nans(tokens, heads, d), 8: kept, 9: kept}
     return run("attn_prepare", args, inputs, outputs, (heads + 2 * k.shape[1], tokens, 1), 32)
@@ -111,7 +83,8 @@ def case_attn_prepare(heads, kv, d, n_rope, tokens, position):
         one = [x[t : t + 1].copy() for x in (qg, k, v)]
         at = position + t
         q1, keys1, _ = attn_prepare(*one, gq, gk, own[t : t + 1].copy(), at, at, 20)
-        check(same_bits(q1[0], q[t]) and same_bits(keys1[at], keys[at]))
+        same_bits(q1[0], q[t])
+        same_bits(keys1[at], keys[at])
 
 
 def index_prepare(iq, raw, gq, gk, tail, n_rope, position, context):
@@ -123,7 +96,7 @@ def index_prepare(iq, raw, gq, gk, tail, n_rope, position, context):
         ratio=ratio, eps=EPS,
     )  # fmt: skip
     turns = turns_of(first_turn, position - first_turn + tokens, n_rope)
-    inputs = dict(enumerate([iq, raw, gq, gk, turns, tail], 1))
+    inputs = [iq, raw, gq, gk, turns, tail]
     outputs = {
         7: np.full_like(tail, np.nan),
         8: np.full_like(iq, np.nan),
@@ -170,9 +143,9 @@ def case_index_prepare(ratio, cuts):
     whole_q, whole_keys, whole_tail = index_prepare(
         iq, raw, gq, gk, np.zeros_like(tail), n_rope, 0, n
     )
-    check(
-        same_bits(whole_q, queries) and same_bits(whole_keys, keys) and same_bits(whole_tail, tail)
-    )
+    same_bits(whole_q, queries)
+    same_bits(whole_keys, keys)
+    same_bits(whole_tail, tail)
 
 
 # Selection
@@ -195,7 +168,7 @@ def block_scores(iq, keys, position, ratio, keep, orders=ORDERS):
     stride = ceil(len(keys), 4) * 4
     args = select_args(tokens, position, heads, d, ratio, keep, stride)
     groups = (ceil((position + tokens) // ratio, 64), ceil(tokens, 4), 1)
-    inputs = {1: iq, 2: keys}
+    inputs = [iq, keys]
     return run("block_scores", args, inputs, {3: nans(tokens, stride)}, groups, 128, orders)[0]
 
 
@@ -216,7 +189,7 @@ def case_block_scores(heads, d, ratio, position, tokens):
         one = block_scores(
             iq[t : t + 1].copy(), keys[:seen].copy(), position + t, ratio, 3, ["forward"]
         )
-        check(same_bits(one[0, :seen], scores[t, :seen]))
+        same_bits(one[0, :seen], scores[t, :seen])
 
 
 def case_block_scores_of_nan_count_as_zero():
@@ -245,7 +218,7 @@ def block_select(scores, position, ratio, keep, orders=ORDERS):
     tokens, stride = scores.shape
     args = select_args(tokens, position, 0, 0, ratio, keep, stride)
     out = np.full((tokens, 1 + keep), -7, np.int32)
-    return run("block_select", args, {1: scores}, {2: out}, (tokens, 1, 1), 1024, orders)[0]
+    return run("block_select", args, [scores], {2: out}, (tokens, 1, 1), 1024, orders)[0]
 
 
 def best(scores, keep):
@@ -380,7 +353,7 @@ class Case:
         )  # fmt: skip
 
     def attention(self, orders=ORDERS):
-        inputs = dict(enumerate([self.q, self.qg, self.keys, self.values, self.selected], 1))
+        inputs = [self.q, self.qg, self.keys, self.values, self.selected]
         groups = (self.kv * ceil(self.heads // self.kv, 12), self.tokens, 1)
         return run(
             "attention", self.args(), inputs, {6: np.full_like(self.q, np.nan)}, groups, 128, orders
@@ -390,10 +363,10 @@ class Case:
         most = max(len(self.attended(t)) for t in range(self.tokens))
         spans = min(abi.kAttentionSpans, ceil(most, abi.kAttentionChunk)) + more_room
         parts = nans(self.tokens * self.heads * spans * (self.d + 2))
-        inputs = dict(enumerate([self.q, self.keys, self.values, self.selected], 1))
+        inputs = [self.q, self.keys, self.values, self.selected]
         groups = (spans, self.kv * ceil(self.heads // self.kv, 12), self.tokens)
         parts = run("attention_part", self.args(spans), inputs, {5: parts}, groups, 128, orders)[0]
-        inputs = {1: parts, 2: self.qg, 3: self.selected}
+        inputs = [parts, self.qg, self.selected]
         out = {4: np.full_like(self.q, np.nan)}
         return run(
             "attention_join",
@@ -424,7 +397,7 @@ def case_attention_window(shape, position, tokens):
     case = Case(*SHAPES[shape], tokens=tokens, position=position).hide_others()
     whole, parts = case.attention(), case.attention_by_parts()
     within(error(whole, case.truth()), LIMIT)
-    check(same_bits(whole, parts))
+    same_bits(whole, parts)
 
 
 @parametrize("position", [5, 2040, 2047, 2051, 2900])
@@ -432,7 +405,7 @@ def case_attention_real_shape(position):
     case = Case(*SHAPES["real"], tokens=2, position=position).hide_others()
     whole = case.attention(["random"])
     within(error(whole, case.truth()), LIMIT)
-    check(same_bits(whole, case.attention_by_parts(["reverse"])))
+    same_bits(whole, case.attention_by_parts(["reverse"]))
 
 
 # Up to 64 spans of 64 keys: beyond 4096 keys a span has several chunks.
@@ -441,7 +414,7 @@ def case_attention_many_keys(position):
     case = Case(3, 1, 8, tokens=1, position=position)
     whole = case.attention(["forward", "random"])
     within(error(whole, case.truth()), LIMIT)
-    check(same_bits(whole, case.attention_by_parts(["forward", "random"])))
+    same_bits(whole, case.attention_by_parts(["forward", "random"]))
 
 
 @parametrize("shape", ["tiny", "one-kv", "dense"])
@@ -451,8 +424,8 @@ def case_attention_prompt_is_its_tokens_one_by_one(shape):
     within(error(whole, case.truth()), LIMIT)
     for begin, end in ((0, 1), (1, 3), (3, 7), (7, 23)):
         part = case.only(begin, end)
-        check(same_bits(part.attention(["forward"]), whole[begin:end]))
-        check(same_bits(part.attention_by_parts(["forward"], more_room=5), whole[begin:end]))
+        same_bits(part.attention(["forward"]), whole[begin:end])
+        same_bits(part.attention_by_parts(["forward"], more_room=5), whole[begin:end])
 
 
 # Scores that float32 holds exactly, so that only the softmax is on trial: +-80 in some order, one far above
@@ -477,7 +450,7 @@ def case_attention_strong_scores(scores, position):
     case = Case(4, 2, 16, tokens=2, position=position, qk=qk)
     whole = case.attention(["random"])
     within(error(whole, case.truth()), LIMIT)
-    check(same_bits(whole, case.attention_by_parts(["random"])))
+    same_bits(whole, case.attention_by_parts(["random"]))
 
 
 def case_attention_nan_propagates():
@@ -490,7 +463,7 @@ def case_attention_nan_propagates():
         bad = np.isnan(out)
         check(bad[1, 2].all())
         check(bad[0, :2, 9].all())  # the query heads of the value's kv head
-        check(same_bits(out[~bad], clean[~bad]))
+        same_bits(out[~bad], clean[~bad])
         check(not bad[0, 2:].any() and not bad[1, 3].any())
 
 
@@ -529,4 +502,4 @@ def case_selection_and_attention_in_chunks():
 
     whole = pass_through([n])
     check(not np.isnan(whole).any())
-    check(same_bits(pass_through([1, 2, 3, 4, 17, 1, 4, 29]), whole))
+    same_bits(pass_through([1, 2, 3, 4, 17, 1, 4, 29]), whole)

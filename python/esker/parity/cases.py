@@ -8,7 +8,6 @@ combination of values that parametrize() gives them.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import types
@@ -180,16 +179,66 @@ def all_cases(areas: Iterable[str] = AREAS) -> list[Case]:
     return [case for module in modules for case in cases_of(module)]
 
 
-@contextlib.contextmanager
-def running_on(device: UnderTest, area: str) -> Iterator[None]:
-    """launch() on a device, outside of a case."""
-    token = _running.set(_Running(device, area))
-    try:
-        yield
-    finally:
-        _running.reset(token)
+# What cases are made of
+
+
+def rng_of(*key: int) -> np.random.Generator:
+    return np.random.default_rng([*key])
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, np.float32)
+
+
+def nans(*shape: int) -> Array:
+    return np.full(shape, np.nan, np.float32)
+
+
+def ceil(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+def error(got: Array, want: Array, size: npt.ArrayLike | None = None) -> float:
+    """L2 relative to what is wanted or to `size`; of a NaN it is NaN, which is within no limit."""
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want if size is None else size))
 
 
 def same_bits(a: Array, b: Array) -> None:
     """Raises Failed where arrays differ in any bit."""
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def in_every_order(
+    make: Callable[[str], Sequence[Array]], orders: Sequence[str] = ORDERS
+) -> Sequence[Array]:
+    """What make(order) gives: the same bits in every order of lanes."""
+    first, *others = [make(order) for order in orders]
+    for made in others:
+        for a, b in zip(first, made, strict=True):
+            same_bits(a, b)
+    return first
+
+
+def run(
+    kernel: str,
+    args: Any,
+    inputs: Sequence[Array],
+    outputs: Mapping[int, Array],
+    groups: Extent,
+    threads: int = 256,
+    orders: Sequence[str] = ORDERS,
+) -> Sequence[Array]:
+    """What a kernel makes of copies of `outputs`, in every order of lanes.
+
+    outputs: by their number among the buffers; inputs: the other buffers, in order.
+    """
+
+    def make(order: str) -> list[Array]:
+        made = {i: o.copy() for i, o in outputs.items()}
+        rest = iter(inputs)
+        numbers = range(1, len(inputs) + len(made) + 1)
+        buffers = [made[i] if i in made else next(rest) for i in numbers]
+        launch(kernel, args, buffers, groups=groups, threads=(threads, 1, 1), order=order)
+        return list(made.values())
+
+    return in_every_order(make, orders)

@@ -9,8 +9,20 @@ import functools
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize, within
-from .mixer import EPS, ceil, error, normal, rms, rng_of, sigma
+from .cases import (
+    ceil,
+    check,
+    error,
+    in_every_order,
+    launch,
+    nans,
+    normal,
+    parametrize,
+    rng_of,
+    same_bits,
+    within,
+)
+from .mixer import EPS, rms, sigma
 
 # Log decays of a token: hardly any, some, the state gone within a few tokens, and all of it at some tokens.
 DECAYS = {
@@ -32,16 +44,8 @@ def run(kernels, args, buffers, outputs, order="forward"):
 
 
 def run_orders(kernels, args, buffers, outputs):
-    """The same in every order of lanes: the same bits."""
-    first, *others = [run(kernels, args, buffers, outputs, order) for order in ORDERS]
-    for made in others:
-        for a, b in zip(first, made, strict=True):
-            check(a.tobytes() == b.tobytes())
-    return first
-
-
-def nans(*shape):
-    return np.full(shape, np.nan, np.float32)
+    """The same in every order of lanes."""
+    return in_every_order(lambda order: run(kernels, args, buffers, outputs, order))
 
 
 # Convolution, gates, norm
@@ -85,8 +89,8 @@ def case_gdn_conv_in_pieces():
     for begin, end in ((0, 1), (1, 3), (3, 4), (4, 11)):
         part, old = gdn_conv(qkv[begin:end].copy(), taps, old, 1, 3, 64)
         pieces.append(part)
-    check(np.concatenate(pieces).tobytes() == whole.tobytes())
-    check(old.tobytes() == last.tobytes())
+    same_bits(np.concatenate(pieces), whole)
+    same_bits(old, last)
 
 
 @parametrize("tokens, heads", [(1, 48), (4, 6), (70, 5)])
@@ -229,6 +233,14 @@ def delta_chunk(c, dispatch=run_orders, threads=128):
     return dispatch(kernels, args, [*c.buffers, scratch], (5, 6, 7))[:2]
 
 
+def check_made(c, made, limit=1e-6):
+    """The state out and out of either form against the recurrence."""
+    out, state = c.truth()
+    got_state, got = made
+    within(error(got, out), limit)
+    within(error(got_state, state), limit)
+
+
 SIZES = [(2, 6, 128), (1, 3, 64), (3, 3, 22), (1, 1, 256), (2, 5, 99)]
 
 
@@ -246,10 +258,7 @@ def case_delta_step(tokens, nk, nv, d):
 @parametrize("decay", DECAYS)
 def case_delta_step_decays(decay):
     c = case(4, 1, 2, 64, decay)
-    out, state = c.truth()
-    got_state, got = delta_step(c, 4)
-    within(error(got, out), 1e-6)
-    within(error(got_state, state), 1e-6)
+    check_made(c, delta_step(c, 4))
 
 
 @parametrize("commit", range(5))
@@ -261,7 +270,7 @@ def case_delta_step_commits_some_tokens(commit):
         check(np.isnan(got_state).all())
     else:
         part = c.slice(0, commit, c.state)
-        check(got_state.tobytes() == delta_step(part, commit, run)[0].tobytes())
+        same_bits(got_state, delta_step(part, commit, run)[0])
         within(error(got_state, c.truth(commit)[1]), 1e-6)
 
 
@@ -272,8 +281,8 @@ def case_delta_step_does_not_depend_on_the_window():
     for begin, end in ((0, 1), (1, 5), (5, 7), (7, 9)):
         state, part = delta_step(c.slice(begin, end, state), end - begin, run)
         pieces.append(part)
-    check(np.concatenate(pieces).tobytes() == whole.tobytes())
-    check(state.tobytes() == whole_state.tobytes())
+    same_bits(np.concatenate(pieces), whole)
+    same_bits(state, whole_state)
 
 
 def in_place(kernels, args, buffers, outputs):
@@ -289,17 +298,14 @@ def in_place(kernels, args, buffers, outputs):
 def case_the_state_in_place(form):
     c = case(3, 1, 2, 128)
     for a, b in zip(form(c, run), form(c, in_place), strict=True):
-        check(a.tobytes() == b.tobytes())
+        same_bits(a, b)
 
 
 @parametrize("decay", DECAYS)
 @parametrize("tokens", [1, 2, 7, 31, 32, 33, 63, 64, 65, 200])
 def case_delta_chunk(tokens, decay):
     c = case(tokens, 1, 2, 64, decay)
-    out, state = c.truth()
-    got_state, got = delta_chunk(c, run)
-    within(error(got, out), 1e-6)
-    within(error(got_state, state), 1e-6)
+    check_made(c, delta_chunk(c, run))
 
 
 @parametrize("nk, nv, d", SIZES)
@@ -316,10 +322,7 @@ def case_delta_chunk_sizes(nk, nv, d):
 def case_delta_chunk_rates(rate):
     """Nothing is learned; and every value replaces what stood there."""
     c = case(70, 1, 1, 64, "weak", rate)
-    out, state = c.truth()
-    got_state, got = delta_chunk(c, run)
-    within(error(got, out), 1e-6)
-    within(error(got_state, state), 1e-6)
+    check_made(c, delta_chunk(c, run))
 
 
 def case_delta_chunk_of_one_key_again_and_again():
@@ -328,27 +331,18 @@ def case_delta_chunk_of_one_key_again_and_again():
     x = c.qkv.reshape(100, 3, 128)
     k = x[0, 1] + 0.004 * normal(rng_of(1), 100, 128)
     x[:, 1] = k / np.linalg.norm(k, axis=-1, keepdims=True)
-    out, state = c.truth()
-    got_state, got = delta_chunk(c, run)
-    within(error(got, out), 2e-6)
-    within(error(got_state, state), 2e-6)
+    check_made(c, delta_chunk(c, run), 2e-6)
 
 
 def case_delta_chunk_and_key_heads_with_more_values_than_simdgroups():
     c = case(33, 1, 6, 64)
-    out, state = c.truth()
-    got_state, got = delta_chunk(c, run)
-    within(error(got, out), 1e-6)
-    within(error(got_state, state), 1e-6)
+    check_made(c, delta_chunk(c, run))
 
 
 def case_delta_chunk_forgets_all_at_a_decay_to_zero():
     c = Case(40, 1, 1, 64)
     c.log_decay[[0, 17, 35]] = -np.inf
-    out, state = c.truth()
-    got_state, got = delta_chunk(c, run)
-    within(error(got, out), 1e-6)
-    within(error(got_state, state), 1e-6)
+    check_made(c, delta_chunk(c, run))
 
 
 def case_delta_chunk_in_pieces():
@@ -359,8 +353,8 @@ def case_delta_chunk_in_pieces():
     for begin, end in ((0, 32), (32, 96), (96, 100)):
         state, part = delta_chunk(c.slice(begin, end, state), run)
         pieces.append(part)
-    check(np.concatenate(pieces).tobytes() == whole.tobytes())
-    check(state.tobytes() == whole_state.tobytes())
+    same_bits(np.concatenate(pieces), whole)
+    same_bits(state, whole_state)
 
 
 @parametrize("d", [64, 256, 50])
@@ -369,13 +363,11 @@ def case_delta_chunk_in_smaller_groups(d):
     whole = delta_chunk(c, run)
     for threads in (64, 32):
         for a, b in zip(whole, delta_chunk(c, run, threads), strict=True):
-            check(a.tobytes() == b.tobytes())
+            same_bits(a, b)
 
 
 def case_delta_chunk_goes_on_after_steps():
     c = case(65, 2, 2, 64)
-    out, state = c.truth()
     before, first = delta_step(c.slice(0, 3, c.state), 3, run)
     after, rest = delta_chunk(c.slice(3, 65, before), run)
-    within(error(np.concatenate([first, rest]), out), 1e-6)
-    within(error(after, state), 1e-6)
+    check_made(c, (after, np.concatenate([first, rest])))

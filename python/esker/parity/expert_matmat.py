@@ -8,8 +8,8 @@ the round keep their mark; experts that are not in the round lie nowhere.
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize, within
-from .weights import MARK, TYPES, activations, error, random_weights
+from .cases import check, error, in_every_order, launch, parametrize, same_bits, within
+from .weights import MARK, TYPES, activations, random_weights
 
 N_EXPERT, TOP_K = 5, 3
 ROUND = (0, 2, 4)  # experts of it
@@ -165,19 +165,15 @@ def check_products(got, want, picks, bound=1e-6):
     within(error(got[inside], want[inside]), bound)
 
 
-def same_bits(outs):
-    for out in outs[1:]:
-        np.testing.assert_array_equal(out.view(np.uint32), outs[0].view(np.uint32))
-
-
 @parametrize("name", TYPES)
 def case_gate_up_every_type(name):
     width = {1: 50, 256: 256}.get(TYPES[name][1], 64)
     experts = Experts([(name, 70, width), (name, 70, width)])
     picks, x = random_picks(35), gate_up_activations(35, experts)
-    outs = [gate_up(name, experts, x, picks, abi.kGateAndUp, order=order) for order in ORDERS]
-    check_products(outs[0], expected_gate_up(experts, x, picks), picks)
-    same_bits(outs)
+    (got,) = in_every_order(
+        lambda order: [gate_up(name, experts, x, picks, abi.kGateAndUp, order=order)]
+    )
+    check_products(got, expected_gate_up(experts, x, picks), picks)
 
 
 @parametrize("name", TYPES)
@@ -186,9 +182,8 @@ def case_down_every_type(name):
     experts = Experts([(name, 134, cols)])
     picks = random_picks(35)
     h = activations(35 * TOP_K, cols).reshape(35, TOP_K, cols)
-    outs = [down(name, experts, h, picks, order=order) for order in ORDERS]
-    check_products(outs[0], expected_down(experts, h, picks), picks)
-    same_bits(outs)
+    (got,) = in_every_order(lambda order: [down(name, experts, h, picks, order=order)])
+    check_products(got, expected_down(experts, h, picks), picks)
 
 
 @parametrize("n_rows", [1, 32, 63, 64, 65, 129])
@@ -220,7 +215,7 @@ def case_both_parts_at_once_are_the_parts(n_rows):
     fused = gate_up("Q6_K", experts, x, picks, abi.kGateAndUp)
     h = gate_up("Q6_K", experts, x, picks, abi.kGateOnly)
     gate_up("Q6_K", experts, x, picks, abi.kUpToGate, h=h)
-    same_bits([fused, h])
+    same_bits(fused, h)
 
 
 def case_a_pick_is_alone():
@@ -230,9 +225,9 @@ def case_a_pick_is_alone():
     all_h = gate_up("IQ2_S", experts, x, picks, abi.kGateAndUp)
     for t in (0, 7, 33, 39):
         h = gate_up("IQ2_S", experts, x[t : t + 1], picks[t : t + 1], abi.kGateAndUp)
-        same_bits([all_h[t : t + 1], h])
+        same_bits(all_h[t : t + 1], h)
     one = gate_up("IQ2_S", experts, x, picks, abi.kGateAndUp, chosen=(2,))
-    same_bits([all_h[picks == 2], one[picks == 2]])
+    same_bits(all_h[picks == 2], one[picks == 2])
     check((one[picks != 2] == MARK).all())
 
     experts = Experts([("IQ4_NL", 134, 64)])
@@ -240,7 +235,7 @@ def case_a_pick_is_alone():
     all_parts = down("IQ4_NL", experts, h, picks)
     for t in (1, 8, 32, 38):
         alone = np.ascontiguousarray(h[t : t + 1])
-        same_bits([all_parts[t : t + 1], down("IQ4_NL", experts, alone, picks[t : t + 1])])
+        same_bits(all_parts[t : t + 1], down("IQ4_NL", experts, alone, picks[t : t + 1]))
 
 
 def case_a_round_of_nothing():

@@ -10,8 +10,8 @@ import itertools
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize, within
-from .weights import MARK, PARTIAL, TYPES, activations, error, random_weights
+from .cases import ORDERS, check, error, launch, parametrize, within
+from .weights import MARK, PARTIAL, TYPES, activations, random_weights
 
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")
 N_EXPERT, TOP_K = 7, 3

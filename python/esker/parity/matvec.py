@@ -7,7 +7,7 @@ What may not be read is NaN (the gaps between rows of x), what may not be writte
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, Skipped, check, launch, parametrize, same_bits, within
+from .cases import ORDERS, Skipped, check, error, launch, parametrize, same_bits, within
 from .weights import (
     FINITE_HALVES,
     MARK,
@@ -15,7 +15,6 @@ from .weights import (
     TYPES,
     activations,
     decode,
-    error,
     matrix_args,
     random_blocks,
     random_weights,

@@ -4,19 +4,11 @@
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize, within
+from .cases import ceil, check, error, nans, normal, parametrize, rng_of, run, same_bits, within
 
 EPS = 1e-6
 # Tokens, streams, width: smaller than a group, between, more than one; odd; the real model's.
 SHAPES = [(1, 4, 24), (3, 2, 257), (4, 3, 1000), (7, 1, 31), (1, 4, 2560)]
-
-
-def rng_of(*key):
-    return np.random.default_rng([*key])
-
-
-def normal(rng, *shape):
-    return rng.standard_normal(shape, np.float32)
 
 
 def sigma(x):
@@ -27,32 +19,10 @@ def rms(x, gamma, eps=EPS):
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * gamma
 
 
-def error(got, want):
-    """Relative L2."""
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
-
-
-def ceil(n, by):
-    return -(-n // by)
-
-
-def run(kernel, args, inputs, outputs, groups, threads=256):
-    """What the kernel makes of copies of `outputs`, in every order of lanes: the same bits."""
-    results = []
-    for order in ORDERS:
-        made = [o.copy() for o in outputs]
-        launch(kernel, args, [*inputs, *made], groups=groups, threads=(threads, 1, 1), order=order)
-        results.append(made)
-    for made in results[1:]:
-        for a, b in zip(results[0], made, strict=True):
-            check(a.tobytes() == b.tobytes())
-    return results[0]
-
-
 def stream_norm(x, gamma):
     tokens, streams, width = x.shape
     args = abi.StreamNormArgs(tokens=tokens, streams=streams, width=width, eps=EPS)
-    return run("stream_norm", args, [x, gamma], [np.full_like(x, np.nan)], (streams, tokens, 1))[0]
+    return run("stream_norm", args, [x, gamma], {3: nans(*x.shape)}, (streams, tokens, 1))[0]
 
 
 @parametrize("shape", SHAPES)
@@ -81,8 +51,8 @@ def case_mix_read(shape):
     rng = rng_of(*shape)
     normed, gates = normal(rng, *shape), 4 * normal(rng, *shape)
     args = abi.MixReadArgs(tokens=tokens, streams=streams, width=width)
-    out = np.full((tokens, width), np.nan, np.float32)
-    (got,) = run("mix_read", args, [normed, gates], [out], (ceil(width, 256), tokens, 1))
+    out = nans(tokens, width)
+    (got,) = run("mix_read", args, [normed, gates], {3: out}, (ceil(width, 256), tokens, 1))
     within(error(got, (sigma(gates.astype(float)) * normed).mean(1)), 1e-6)
 
 
@@ -96,7 +66,7 @@ def case_mix_write(shape):
         normal(rng, *shape),
     )
     args = abi.MixWriteArgs(tokens=tokens, streams=streams, width=width)
-    (got,) = run("mix_write", args, [y, inject], [residual], (ceil(width, 256), tokens, 1))
+    (got,) = run("mix_write", args, [y, inject], {3: residual}, (ceil(width, 256), tokens, 1))
     want = residual + 2 * sigma(inject.astype(float) / streams)[..., None] * y[:, None]
     within(error(got, want), 1e-6)
 
@@ -105,22 +75,15 @@ def case_mix_write(shape):
 def case_swiglu(n):
     rng = rng_of(n)
     gate, up = 6 * normal(rng, n), normal(rng, n)
-    (got,) = run(
-        "swiglu",
-        abi.SwigluArgs(n=n),
-        [gate, up],
-        [np.full(n, np.nan, np.float32)],
-        (ceil(n, 256), 1, 1),
-    )
+    (got,) = run("swiglu", abi.SwigluArgs(n=n), [gate, up], {3: nans(n)}, (ceil(n, 256), 1, 1))
     within(error(got, gate * sigma(gate.astype(float)) * up), 1e-6)
 
 
 def case_swiglu_far_from_zero():
     gate = np.array([-1e4, -200, -90, -88, 88, 90, 1e30, -0.0, np.nan, np.inf], np.float32)
     up = np.full_like(gate, 2)
-    (got,) = run(
-        "swiglu", abi.SwigluArgs(n=len(gate)), [gate, up], [np.zeros_like(gate)], (1, 1, 1)
-    )
+    args = abi.SwigluArgs(n=len(gate))
+    (got,) = run("swiglu", args, [gate, up], {3: np.zeros_like(gate)}, (1, 1, 1))
     with np.errstate(over="ignore"):
         want = (gate * sigma(gate.astype(float)) * 2).astype(np.float32)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-36)
@@ -135,7 +98,7 @@ def case_moe_combine(tokens, width):
         normal(rng, tokens, width),
     )
     args = abi.MoeCombineArgs(tokens=tokens, width=width)
-    (got,) = run("moe_combine", args, [shared, share], [y], (ceil(width, 256), tokens, 1))
+    (got,) = run("moe_combine", args, [shared, share], {3: y}, (ceil(width, 256), tokens, 1))
     within(error(got, y + sigma(share.astype(float))[:, None] * shared), 1e-6)
 
 
@@ -144,4 +107,4 @@ def case_a_token_does_not_depend_on_the_others():
     x, gamma = normal(rng, 5, 4, 300), normal(rng, 4, 300)
     whole = stream_norm(x, gamma)
     alone = np.concatenate([stream_norm(x[t : t + 1].copy(), gamma) for t in range(5)])
-    check(whole.tobytes() == alone.tobytes())
+    same_bits(whole, alone)

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, launch, parametrize
+from .cases import ORDERS, check, error, in_every_order, launch, parametrize, same_bits, within
 
 MARK = -77
 BONUSES = (0.0, 0.25, 0.85)
@@ -62,15 +62,11 @@ def grid_scores(rng, shape, deviation):
     return on_grid(deviation * rng.standard_normal(shape))
 
 
-def is_close(got, want):
-    return np.linalg.norm(got - want) <= 1e-6 * np.linalg.norm(want)
-
-
 def is_same(got, token, want):
     picks, weights, wanted, order = want
     return (
         np.array_equal(got[0][token], picks)
-        and is_close(got[1][token], weights)
+        and error(got[1][token], weights) <= 1e-6
         and np.array_equal(got[2][token], wanted)
         and np.array_equal(got[3][token], order)
     )
@@ -102,10 +98,7 @@ def case_orders_of_lanes_give_the_same_bits():
     rng = np.random.default_rng(5)
     scores = rng.standard_normal((4, 300)).astype(np.float32)
     favoured = (rng.random(300) < 0.3).astype(np.uint8)
-    results = [run_route(scores, 10, favoured, 0.85, 2, order) for order in ORDERS]
-    for other in results[1:]:
-        for a, b in zip(results[0], other):
-            check(a.tobytes() == b.tobytes())
+    in_every_order(lambda order: run_route(scores, 10, favoured, 0.85, 2, order))
 
 
 def case_a_token_is_routed_alone_as_in_a_window():
@@ -115,7 +108,7 @@ def case_a_token_is_routed_alone_as_in_a_window():
     together = run_route(scores, 10, favoured, 0.25, 1)
     for t in (0, 3, 36):
         for a, b in zip(together, run_route(scores[t : t + 1].copy(), 10, favoured, 0.25, 1)):
-            check(a[t].tobytes() == b[0].tobytes())
+            same_bits(a[t], b[0])
 
 
 @parametrize(("n_expert", "top_k"), [(1024, 32), (32, 32), (33, 10), (1, 1), (700, 1)])
@@ -282,11 +275,11 @@ def case_combine(width, top_k):
     y = np.full((tokens, width), np.nan, np.float32)
     run_combine(whole, picks, order, weights, parts, y)
     want = np.einsum("tk,tkd->td", weights.astype(np.float64), parts.astype(np.float64))
-    check(is_close(y, want))
+    within(error(y, want), 1e-6)
     for lanes in ORDERS[1:]:
         again = np.full_like(y, np.nan)
         run_combine(whole, picks, order, weights, parts, again, lanes, threads=64)
-        check(again.tobytes() == y.tobytes())
+        same_bits(again, y)
 
     # Rounds: the same bits; what is not in a round is not read.
     in_rounds = np.full_like(y, np.nan)
@@ -299,4 +292,4 @@ def case_combine(width, top_k):
             ((picks >= begin) & (picks < end))[:, :, None], parts, np.float32(np.nan)
         )
         run_combine(slots, picks, order, weights, np.ascontiguousarray(present), in_rounds)
-    check(in_rounds.tobytes() == y.tobytes())
+    same_bits(in_rounds, y)

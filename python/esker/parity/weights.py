@@ -121,11 +121,6 @@ def matrix_args(data, x, cols, x_stride, y_stride, scale):
     )
 
 
-def error(got, want, size=None):
-    """L2 relative to what is wanted or to `size`; of a NaN it is NaN, which is no smaller than anything."""
-    return np.linalg.norm(got - want) / np.linalg.norm(want if size is None else size)
-
-
 def usual_size(x, weights):
     """How large products of such rows are: where there are few, some happen to be much smaller."""
     return np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
