@@ -18,22 +18,35 @@ using namespace metal;
 #include "common.h"
 #include "picks.h"
 #include "quants.h"
+#include "staged.h"
 
 constant uint kLanes [[function_constant(kLanesConstant)]];
 constant uint kSplit [[function_constant(kSplitConstant)]];
 constant uint kTokens [[function_constant(kTokensConstant)]];
+constant uint kStage [[function_constant(kStageConstant)]];
+constant bool kIsStaged = is_function_constant_defined(kStage) ? kStage != 0 : false;
 constant uint kShare = is_function_constant_defined(kSplit) ? kSplit : 1u;
 // Tokens that registers are set aside for.
 enum { kWindowMax = 4 };
 constant uint kWindow = is_function_constant_defined(kTokens) ? kTokens : uint(kWindowMax);
 
+// x of a part, eight float4, from where it lies.
+struct DeviceX {
+  device const float* run0;
+  device const float* run1;
+  thread const ulong* at;  // of each token
+};
+inline float4 x_four(thread const DeviceX& x, uint t, uint j) {
+  return ((device const float4*)((j < 4 ? x.run0 : x.run1) + x.at[t]))[j % 4];
+}
+
 // 16 products: four sums, for their latency and their rounding.
-inline float run_dot(thread const float* q, device const float* x) {
-  device const float4* lines = (device const float4*)x;
-  float4 sum = lines[0];
+template <typename X>
+inline float run_dot(thread const float* q, thread const X& x, uint t, uint run) {
+  float4 sum = x_four(x, t, 4 * run);
   sum = float4{q[0] * sum.x, q[1] * sum.y, q[2] * sum.z, q[3] * sum.w};
   for (uint i = 1; i < 4; ++i) {
-    const float4 v = lines[i];
+    const float4 v = x_four(x, t, 4 * run + i);
     sum.x = fma(q[4 * i], v.x, sum.x);
     sum.y = fma(q[4 * i + 1], v.y, sum.y);
     sum.z = fma(q[4 * i + 2], v.z, sum.z);
@@ -70,33 +83,60 @@ inline bool has_token(uint tokens, uint t) {
   return kWindow == 1 ? t == 0 : t < kWindow && (tokens >> t & 1u) != 0;
 }
 
+// sum[t R + r] += a part of row r (at byte offset[r] of `block`) . x[t], for the tokens whose bit is set
+template <typename T, uint R, typename X, typename Table>
+inline void add_part(device const uchar* block, thread const ulong* offset, uint part, thread const X& x,
+                     uint tokens, Table table, thread float* sum) {
+#pragma unroll
+  for (uint r = 0; r < R; ++r) {
+    float q[32];
+    float scale[2];
+    T::unpack(block + offset[r], part, table, q, scale);
+    for (uint t = 0; t < kWindowMax; ++t) {
+      if (has_token(tokens, t)) {
+        const float dot1 = scale[1] * run_dot(q + 16, x, t, 1);
+        sum[t * R + r] += fma(scale[0], run_dot(q, x, t, 0), dot1);
+      }
+    }
+  }
+}
+
+// Whole parts of a row, while the activations' rows begin where 16 bytes can be loaded.
+inline uint whole_parts(uint width) { return width % 4 == 0 ? width / 32 : 0; }
+// A window of one token whose x there is room for.
+inline bool is_staged(uint width) {
+  return kIsStaged && kWindow == 1 && whole_parts(width) <= staged_parts(1);
+}
+
 // sum[t R + r] = row r (at byte offset[r] of `record`) . x[t] (at element at[t]), for the tokens whose bit is
-// set; in every lane of the lane group.
+// set; in every lane of the lane group. staged: x of the one token where is_staged().
 template <typename T, uint R, typename Table>
 inline void row_dots(device const uchar* record, thread const ulong* offset, uint width,
-                     device const float* x, thread const ulong* at, uint tokens, Table table, uint lane,
-                     thread float* sum) {
+                     device const float* x, thread const ulong* at, threadgroup const float4* staged,
+                     uint tokens, Table table, uint lane, thread float* sum) {
   const uint parts_per_block = uint(T::kElements) / 32;
   const uint first_lane = lane % kLanes;
-  // Whole parts while the activations' rows begin where 16 bytes can be loaded.
-  const uint parts = width % 4 == 0 ? width / 32 : 0;
+  const uint parts = whole_parts(width);
   for (uint i = 0; i < kWindowMax * R; ++i) sum[i] = 0.0f;
-  for (uint i = first_lane; i < parts; i += kLanes) {
-    const uint block = i / parts_per_block;
-    const uint part = i % parts_per_block;
-    device const float* run0 = x + block * uint(T::kElements) + T::first(part, 0);
-    device const float* run1 = x + block * uint(T::kElements) + T::first(part, 1);
-#pragma unroll
-    for (uint r = 0; r < R; ++r) {
-      float q[32];
-      float scale[2];
-      T::unpack(record + offset[r] + ulong(block) * uint(T::kBytes), part, table, q, scale);
-      for (uint t = 0; t < kWindowMax; ++t) {
-        if (has_token(tokens, t)) {
-          const float dot1 = scale[1] * run_dot(q + 16, run1 + at[t]);
-          sum[t * R + r] += fma(scale[0], run_dot(q, run0 + at[t]), dot1);
-        }
-      }
+  if (staged != nullptr && is_staged(width)) {
+    for (uint i = first_lane; i < parts; i += kLanes) {
+      const uint block = i / parts_per_block;
+      StagedX of;
+      of.fours = staged + i;
+      of.stride = staged_parts(1);
+      of.token_stride = 0;
+      add_part<T, R>(record + ulong(block) * uint(T::kBytes), offset, i % parts_per_block, of, tokens, table,
+                     sum);
+    }
+  } else {
+    for (uint i = first_lane; i < parts; i += kLanes) {
+      const uint block = i / parts_per_block;
+      const uint part = i % parts_per_block;
+      DeviceX of;
+      of.run0 = x + block * uint(T::kElements) + T::first(part, 0);
+      of.run1 = x + block * uint(T::kElements) + T::first(part, 1);
+      of.at = at;
+      add_part<T, R>(record + ulong(block) * uint(T::kBytes), offset, part, of, tokens, table, sum);
     }
   }
   for (uint i = 32 * parts + first_lane; i < width; i += kLanes) {
@@ -152,10 +192,16 @@ inline uint first_row(uint set, uint lane, uint rows) {
 
 template <typename T, uint R, typename Table>
 inline void gate_up(constant ExpertGateUpArgs& args, thread const Shared& shared, device const uchar* arena,
-                    device const float* x, device float* h, Table table, uint row, uint lane) {
+                    device const float* x, device float* h, Table table, threadgroup float4* staged, uint row,
+                    uint thread_index, uint threads) {
+  const uint lane = thread_index % 32;
   device const uchar* record = arena + ulong(shared.slot) * args.slot_bytes;
   ulong at[kWindowMax];
   for (uint t = 0; t < kWindowMax; ++t) at[t] = ulong(shared.pick[t] / args.top_k) * args.width;
+  if (is_staged(args.width)) {
+    stage_parts<T>(x + at[0], 0, whole_parts(args.width), staged_parts(1), staged, thread_index, threads);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
   // Rows past the last are computed as the last, and not stored.
   ulong offset[2 * R];
   for (uint r = 0; r < R; ++r) {
@@ -167,13 +213,13 @@ inline void gate_up(constant ExpertGateUpArgs& args, thread const Shared& shared
   float up[kWindowMax * R];
   if (args.part == kGateAndUp) {
     float both[kWindowMax * 2 * R];
-    row_dots<T, 2 * R>(record, offset, args.width, x, at, shared.tokens, table, lane, both);
+    row_dots<T, 2 * R>(record, offset, args.width, x, at, staged, shared.tokens, table, lane, both);
     for (uint i = 0; i < kWindowMax * R; ++i) {
       gate[i] = both[i / R * 2 * R + i % R];
       up[i] = both[i / R * 2 * R + R + i % R];
     }
   } else {
-    row_dots<T, R>(record, offset, args.width, x, at, shared.tokens, table, lane, up);
+    row_dots<T, R>(record, offset, args.width, x, at, staged, shared.tokens, table, lane, up);
   }
   if (lane % kLanes == 0) {
     for (uint t = 0; t < kWindowMax; ++t) {
@@ -214,10 +260,12 @@ template <typename T, uint R>
                                uint simdgroup [[simdgroup_index_in_threadgroup]],
                                uint simdgroups [[simdgroups_per_threadgroup]],
                                uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 staged[kStagedFours];
   const Shared shared = sharing_picks(args, slots, picks, group.y, lane);
   if (shared.slot >= 0) {
     const uint row = group.x * first_row(simdgroups, 0, R) + first_row(simdgroup, lane, R);
-    gate_up<T, R>(args, shared, arena, x, h, codebook<T>(), row, lane);
+    gate_up<T, R>(args, shared, arena, x, h, codebook<T>(), staged, row, 32 * simdgroup + lane,
+                  32 * simdgroups);
   }
 }
 
@@ -232,13 +280,15 @@ template <typename T, uint R>
                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
                                   uint simdgroups [[simdgroups_per_threadgroup]],
                                   uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 staged[kStagedFours];
   threadgroup uint table[T::kTable];
   const Shared shared = sharing_picks(args, slots, picks, group.y, lane);
   if (shared.slot >= 0) {
     copy_codebook<T>(table, simdgroup, simdgroups, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint row = group.x * first_row(simdgroups, 0, R) + first_row(simdgroup, lane, R);
-    gate_up<T, R>(args, shared, arena, x, h, (threadgroup const uint*)table, row, lane);
+    gate_up<T, R>(args, shared, arena, x, h, (threadgroup const uint*)table, staged, row, 32 * simdgroup + lane,
+                  32 * simdgroups);
   }
 }
 
@@ -320,7 +370,7 @@ inline void down(constant ExpertDownArgs& args, device const uchar* arena, devic
         ulong at[kWindowMax];
         for (uint t = 0; t < kWindowMax; ++t) at[t] = ulong(shared.pick[t]) * args.expert_width;
         row_dots<T, R>(arena + ulong(shared.slot) * args.slot_bytes, offset, args.expert_width, h, at,
-                       shared.tokens, table, lane, dot);
+                       nullptr, shared.tokens, table, lane, dot);
         for (uint t = 0; t < kWindowMax; ++t) {
           for (uint r = 0; r < R; ++r) {
             if (has_token(shared.tokens, t)) {

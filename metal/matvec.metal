@@ -17,6 +17,7 @@ using namespace metal;
 
 #include "common.h"
 #include "quants.h"
+#include "staged.h"
 
 constant uint kLanes [[function_constant(kLanesConstant)]];
 constant uint kSplit [[function_constant(kSplitConstant)]];
@@ -38,7 +39,7 @@ struct Work {
   uint first, stride;
 };
 
-// x of a part, eight float4: from where it lies, or staged.
+// x of a part, eight float4, from where it lies.
 struct DeviceX {
   device const float* run0;
   device const float* run1;
@@ -47,13 +48,6 @@ struct DeviceX {
 inline float4 x_four(thread const DeviceX& x, uint t, uint j) {
   const ulong at = ulong(t) * x.token_stride;
   return ((device const float4*)((j < 4 ? x.run0 : x.run1) + at))[j % 4];
-}
-struct StagedX {
-  threadgroup const float4* fours;
-  uint stride, token_stride;
-};
-inline float4 x_four(thread const StagedX& x, uint t, uint j) {
-  return x.fours[t * x.token_stride + j * x.stride];
 }
 
 // A run of weights, without its scale, times x of a token.
@@ -90,12 +84,6 @@ inline void add_part(device const uchar* block, thread const ulong* offset, uint
   }
 }
 
-// x of a part fills a line of memory, so 32 lanes load from as many lines, which some GPUs do one after the
-// other: large products take an H200 1.2 to 1.8 times as long as with kStage. Then a threadgroup copies x
-// first, as many parts at a time as there is room for: float4 j of part p to j * stride + p, so that
-// neighbouring lanes read neighbours. An odd stride lets the writers, eight to a part, use all banks.
-enum { kStagedFours = 1024 };
-
 template <typename T, uint R>
 struct RowDots {
   // sum[t R + r] += the lane's share of row r . x[t]
@@ -114,13 +102,13 @@ struct RowDots {
     }
   }
 
-  // The same bits, by all threads of a threadgroup.
+  // The same bits, by all threads of a threadgroup, with as many parts of x at a time as there is room for.
   template <typename Table>
   static void add_staged(thread const Work& work, thread const ulong* offset, Table table, thread float* sum,
                          threadgroup float4* staged, uint thread_index, uint threads) {
     const uint parts_per_block = uint(T::kElements) / 32;
     const uint parts = work.cols / 32;
-    const uint room = (uint(kStagedFours) / (8 * min(work.tokens, kWindow)) - 1) | 1u;
+    const uint room = staged_parts(min(work.tokens, kWindow));
     StagedX x;
     x.stride = room;
     x.token_stride = 8 * room;
@@ -130,13 +118,8 @@ struct RowDots {
       if (begin > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint t = 0; t < kWindowMax; ++t) {
         if (has_token(work.tokens, t)) {
-          for (uint k = thread_index; k < 8 * n; k += threads) {
-            const uint p = begin + k / 8;
-            const uint j = k % 8;
-            const uint at = p / parts_per_block * uint(T::kElements) + T::first(p % parts_per_block, j / 4);
-            device const float4* from = (device const float4*)(work.x + ulong(t) * work.x_stride + at);
-            staged[t * x.token_stride + j * room + k / 8] = from[j % 4];
-          }
+          stage_parts<T>(work.x + ulong(t) * work.x_stride, begin, n, room, staged + t * x.token_stride,
+                         thread_index, threads);
         }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);

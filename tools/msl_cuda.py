@@ -24,6 +24,12 @@ CUDA_BOUNDS = {
     "route": "32",
 }
 CUDA_BOUNDS_OF_OTHERS = "512"
+# Weights that a kernel reads whatever those before it do: the buffer, and how many bytes of it.
+CUDA_WEIGHTS = {
+    "matvec": ("weights", "ulong(args.rows) * args.row_bytes"),
+    "matvec_tg": ("weights", "ulong(args.rows) * args.row_bytes"),
+    "mix_up_read": ("weights", "ulong(args.streams) * args.width * args.row_bytes"),
+}
 # How a parameter of the kernel is made of what CUDA has.
 CUDA_POSITIONS = {
     "thread_position_in_grid": "blockIdx.{0} * blockDim.{0} + threadIdx.{0}",
@@ -98,11 +104,13 @@ class Cuda:
             parameters.append(f"{kind} {p.name}")
             arguments.append(p.name)
         bounds = kernel.max_threads or CUDA_BOUNDS.get(kernel.name, CUDA_BOUNDS_OF_OTHERS)
+        known = CUDA_WEIGHTS.get(kernel.name)
+        prefetch = f"if (msl_waits) prefetch_share({', '.join(known)}); " if known else ""
         return (
             f"#define MSL_ENTRY_{kernel.name}(name, ...) "
             f'extern "C" __global__ void __launch_bounds__({bounds}) '
             f"name({', '.join(parameters)}, uint msl_waits) {{ "
-            f"begin_kernel(msl_waits); __VA_ARGS__({', '.join(arguments)}); end_kernel(msl_waits); }}"
+            f"{prefetch}begin_kernel(msl_waits); __VA_ARGS__({', '.join(arguments)}); end_kernel(msl_waits); }}"
         )
 
     def entry(self, instance):

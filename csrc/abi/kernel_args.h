@@ -18,7 +18,7 @@ enum FunctionConstant : uint32_t {
   kLanesConstant = 0,  // lanes that share a row, a power of two up to 32
   kSplitConstant = 1,  // simdgroups that share a row
   kTokensConstant = 2,  // of a window, the most: fewer registers where it is set; 4 where it is not
-  kStageConstant = 3,  // matvec: 1, x goes through threadgroup memory; 0, or not set: through the cache
+  kStageConstant = 3,  // matvec, expert_gate_up: 1, x goes through threadgroup memory; 0, or not set: through the cache
   kHeadConstant = 4,   // delta_chunk: the width of a head: code for that one only; any where it is not set
 };
 

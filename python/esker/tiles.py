@@ -21,7 +21,7 @@ from .files import cache_folder, replace_file
 _VERSION = 1
 # A tile must be this much faster than the table's to take its place: less is the device's mood.
 WORTH = 0.97
-_LANES, _ROWS, _SIMDGROUPS, _SPLITS = (4, 8, 16, 32), (1, 2, 4), (2, 4, 8), (1, 2, 4)
+_LANES, _ROWS, _SIMDGROUPS, _SPLITS = (4, 8, 16, 32), (1, 2, 4), (2, 4, 8, 16), (1, 2, 4, 8, 16)
 
 Tile: TypeAlias = tuple[int, int, int, int, int, int]
 
@@ -72,7 +72,7 @@ def sweep(
     progress: Callable[[Tile, float], None] | None = None,
 ) -> Choice:
     """Times tiles on the device: lanes and rows first, then simdgroups and split, then what goes
-    through threadgroup memory, each from the best so far.  Raises DeviceError, UsageError."""
+    through threadgroup memory, and lanes and rows again, each from the best so far.  Raises DeviceError, UsageError."""
     family = _core.GpuDevice(backend).family
     lanes, rows, simds, split, table, stage = _core.gpu_tile(family, *product)
     table_tile: Tile = (lanes, rows, simds, split, table, stage)
@@ -106,6 +106,8 @@ def sweep(
     measure((*first[:2], a, b, *first[4:]) for a in _SIMDGROUPS for b in _SPLITS)
     second = best()
     measure((*second[:4], a, b) for a in (0, 1) for b in (0, 1))
+    third = best()
+    measure((a, b, *third[2:]) for a in _LANES for b in _ROWS)
     chosen = best() if times[best()] < WORTH * times[table_tile] else table_tile
     drift = max(anchors) / min(anchors)
     return Choice(chosen, times[chosen], table_tile, times[table_tile], read, drift)

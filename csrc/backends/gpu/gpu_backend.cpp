@@ -84,7 +84,8 @@ class GpuBackend final : public Backend {
                            .position = run.position,
                            .has_prior = run.prior.bonus > 0,
                            .prior_factor = std::exp(run.prior.bonus),
-                           .protect = run.prior.protect};
+                           .protect = run.prior.protect,
+                           .ahead = false};
     const Lowering lowering(config_, weights_, *run.layout, *run.arena, tiles_);
     prepare(graph, run);
     if (graph.mode == GraphMode::kWindow && run_ahead(lowering, graph, run, what, turns, poll)) return;
@@ -242,14 +243,11 @@ class GpuBackend final : public Backend {
       switch (step.kind) {
         case Step::Kind::kLaunch: encode(*queue_, step.launch, run, false); break;
         case Step::Kind::kSignal:
-          ahead ? queue_->barrier() : queue_->signal(*reached_, base + 2 * s + 1);
+          if (!ahead) queue_->signal(*reached_, base + 2 * s + 1);
           if (std::has_single_bit(s + 1)) queue_->commit();
           break;
         case Step::Kind::kCut:
-          if (ahead) {
-            queue_->barrier();
-            break;
-          }
+          if (ahead) break;
           queue_->signal(*reached_, base + 2 * s + 2);
           queue_->wait(*go_, base + s + 1);
           break;
@@ -270,7 +268,9 @@ class GpuBackend final : public Backend {
     handed_ahead_.at_least(*device_, handed_layout_.bytes);
     ahead_ = true;
     try {
-      encode(lowering.lower(graph, what), run, 0, true);
+      LoweringRun at_once = what;
+      at_once.ahead = true;
+      encode(lowering.lower(graph, at_once), run, 0, true);
       await(poll, [&](int64_t ns) { return queue_->finish(ns); });
     } catch (...) {
       ahead_ = false;
@@ -302,13 +302,14 @@ class GpuBackend final : public Backend {
   // Every layer's slots as they are; what changed goes to the device. False where a turn may not be put off.
   bool place_residents(const Graph& graph, HostTurns& turns) {
     const size_t row = 1 + size_t{config_.n_expert}, n = graph.segments.size() * row;
-    bool changed = resident_rows_.size() != n;
-    resident_rows_.resize(n, 0);
+    std::vector<int32_t> rows = std::exchange(resident_rows_, {});  // known again once the device has them
+    bool changed = rows.size() != n;
+    rows.resize(n, 0);
     for (size_t s = 0; s < graph.segments.size(); ++s) {
       const int layer = graph.segments[s].layer;
       const ExpertRound now = turns.resident(layer);
       if (now.residency.empty()) return false;
-      const auto to = resident_rows_.begin() + static_cast<ptrdiff_t>(s * row);
+      const auto to = rows.begin() + static_cast<ptrdiff_t>(s * row);
       if (to[0] == 1 && std::equal(now.residency.begin(), now.residency.end(), to + 1)) continue;
       to[0] = 1;
       std::copy(now.residency.begin(), now.residency.end(), to + 1);
@@ -320,8 +321,9 @@ class GpuBackend final : public Backend {
       changed = true;
     }
     if (changed) {
-      resident_slots_.at_least(*device_, n * sizeof(int32_t))->write(0, resident_rows_.data(), n * sizeof(int32_t));
+      resident_slots_.at_least(*device_, n * sizeof(int32_t))->write(0, rows.data(), n * sizeof(int32_t));
     }
+    resident_rows_ = std::move(rows);
     return true;
   }
 

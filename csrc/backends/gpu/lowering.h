@@ -118,6 +118,7 @@ struct LoweringRun {
   bool has_prior = false;
   float prior_factor = 1;  // e^bonus
   uint32_t protect = 0;
+  bool ahead = false;  // without the host's turns: signals and cuts keep nothing in order
 };
 
 class Lowering {

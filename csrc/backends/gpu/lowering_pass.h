@@ -122,7 +122,7 @@ class Lowering::Pass {
   // --- launches
 
   void mark(Step::Kind kind, size_t segment) {
-    hazards_.clear();  // the device is in step with the host there
+    if (!run_.ahead) hazards_.clear();  // the device is in step with the host there
     steps_.push_back({.kind = kind, .segment = static_cast<int32_t>(segment), .launch = {}});
   }
 

@@ -19,7 +19,7 @@ struct Tile {
   uint32_t simdgroups = 4;  // S: of a threadgroup
   uint32_t split = 1;       // K: simdgroups that share a row
   bool threadgroup_table = false;  // the codebook in threadgroup memory, else constant
-  bool stage = false;              // x through threadgroup memory, else the cache; kMatvec only
+  bool stage = false;              // x through threadgroup memory, else the cache; not kDown
   bool operator==(const Tile&) const = default;
 };
 

@@ -140,7 +140,7 @@ bool tile_fits(TileUse use, WeightType type, const Tile& t) {
          is_power(t.simdgroups) && t.simdgroups <= 16 && is_power(t.split) && t.split <= t.simdgroups &&
          (use != TileUse::kGateUp || t.split == 1) &&
          (!t.threadgroup_table || has_threadgroup_table(base_of(use), type)) &&
-         (!t.stage || (use == TileUse::kMatvec && t.split * t.lanes <= kStageParts));
+         (!t.stage || (use != TileUse::kDown && t.split * t.lanes <= kStageParts));
 }
 
 TuneTimes tune(Device& device, const TuneCase& what, const std::vector<Tile>& tiles,

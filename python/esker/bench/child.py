@@ -193,16 +193,21 @@ def run_gpu_ops(job: Job, tell: Tell) -> None:
     device = _core.GpuDevice(backend)
     kept = {product[:4]: product[4] for product in tiles.load(backend)}
     samples: dict[str, list[dict[str, Any]]] = {"kernel": [], "read": []}
+    kernels: list[dict[str, Any]] = []
 
-    def timed(use: str, kind: str, rows: int, cols: int) -> dict[str, Any]:
+    def tile_of(use: str, kind: str, rows: int, cols: int) -> tiles.Tile:
         product = (use, kind, rows, cols)
         lanes, r, simds, split, table, stage = kept.get(product) or _core.gpu_tile(
             device.family, *product
         )
+        return (lanes, r, simds, split, table, stage)
+
+    def timed(use: str, kind: str, rows: int, cols: int) -> dict[str, Any]:
+        product = (use, kind, rows, cols)
         return _core.gpu_tune(
             backend,
             *product,
-            [(lanes, r, simds, split, table, stage)],
+            [tile_of(*product)],
             job["copies_bytes"],
             GPU_LAUNCHES,
             job["passes"],
@@ -213,6 +218,8 @@ def run_gpu_ops(job: Job, tell: Tell) -> None:
         use, rows, cols = shape.get("use", "matvec"), shape["rows"], shape["cols"]
         times = timed(use, shape["type"], rows, cols)
         what = {"name": use, "type": shape["type"], "shape": [rows, cols], "bytes": times["bytes"]}
+        tile = list(tile_of(use, shape["type"], rows, cols))
+        kernels.append({**what, "tile": tile, **times["resources"][0]})
         samples["kernel"] += [{**what, "ns": ns} for ns in times["tile_ns"][0]]
         read = timed("matvec", "F32", -(-GPU_READ_BYTES // (4 * cols)), cols)
         samples["read"] += [{**what, "bytes": read["bytes"], "ns": ns} for ns in read["tile_ns"][0]]
@@ -224,6 +231,7 @@ def run_gpu_ops(job: Job, tell: Tell) -> None:
         "backend": backend,
         "device": device.description,
         "launch_ns": statistics.median(launch),
+        "kernels": kernels,
     }
     tell("done", samples=samples, settings=settings)
 

@@ -44,7 +44,7 @@ def print_summary(result: Mapping[str, Any], out: str) -> None:
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:  # rich would end the process when the reader is gone
         console.print(_table(result))
-        for line in (same_tokens(result), *stops(result), *remarks(result)):
+        for line in (same_tokens(result), *stops(result), *kernels(result), *remarks(result)):
             if line:
                 console.print(line)
         console.print(f"written to {out}")
@@ -108,6 +108,21 @@ def stops(result: Mapping[str, Any]) -> list[str]:
             (sides[side][name]["median"] - plain) / segments / 1e3 for side in ("bare", "covered")
         )
         lines.append(f"a stop adds {bare:.1f} us {clock}, {covered:.1f} us with work to cover it")
+    return lines
+
+
+def kernels(result: Mapping[str, Any]) -> list[str]:
+    """Of a GPU's kernels: the tile, and what it takes of a multiprocessor where the device says."""
+    settings = result["raw"]["runs"][0]["settings"]
+    if result["raw"]["case"] != "ops" or "kernels" not in settings:
+        return []
+    lines = [f"a launch takes {settings['launch_ns'] / 1e3:.1f} us at least"]
+    for k in settings["kernels"]:
+        text = f"{k['name']} {k['type']} {k['shape'][0]}x{k['shape'][1]}: tile {k['tile']}"
+        if k["registers"]:
+            text += f", {k['registers']} registers, {k['spilled_bytes']} bytes spilled"
+            text += f", {k['threadgroup_bytes']} bytes of threadgroup memory"
+        lines.append(text)
     return lines
 
 

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 
 from . import abi
-from .cases import ORDERS, check, error, launch, parametrize, within
+from .cases import ORDERS, check, error, launch, parametrize, same_bits, within
 from .weights import MARK, PARTIAL, TYPES, activations, random_weights
 
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")
@@ -75,6 +75,7 @@ def gate_up(
     lanes=32,
     simdgroups=2,
     tokens=None,
+    stage=None,
     order="forward",
 ):
     """h [T, K, F]; which: what of a record is gate and up; tokens: what kernels are made for"""
@@ -95,6 +96,8 @@ def gate_up(
     constants = {abi.kLanesConstant: lanes}
     if tokens:
         constants[abi.kTokensConstant] = tokens
+    if stage is not None:
+        constants[abi.kStageConstant] = stage
     launch(
         kernel,
         args,
@@ -272,6 +275,21 @@ def case_sizes_that_fit_nothing(name, width, n_rows):
     within(error(h, expected_h(experts, x, picks)), 1e-6)
     y = down(f"expert_down_{name}_r1", experts, h, picks, weights, lanes=16)
     within(error(y, expected_y(experts, h, picks, weights)), 1e-6)
+
+
+@parametrize("name", [*GRIDS, "IQ4_XS", "Q8_0", "Q6_K", "Q2_0", "F32"])
+@parametrize("width", [512, 2560, 5120])
+def case_staged_activations(name, width):
+    """Of one token, in threadgroup memory where there is room for them: the same bits."""
+    experts = Experts((name, 10, width), (name, 10, width), n_expert=6)
+    x = inputs(experts, 1)
+    picks = np.array([[4, 0]], np.int32)
+    for kernel, rows in variants("expert_gate_up", name):
+        of = {"chosen": (0, 4), "rows": rows, "lanes": 16, "tokens": 1}
+        h = gate_up(kernel, experts, x, picks, **of, stage=0)
+        within(error(h, expected_h(experts, x, picks)), 1e-6)
+        for order in ORDERS:
+            same_bits(gate_up(kernel, experts, x, picks, **of, stage=1, order=order), h)
 
 
 @parametrize("name", ["Q4_0", "Q8_0", "Q2_0", "NVFP4", "MXFP4"])

@@ -391,6 +391,21 @@ struct FromPosition<vec<T, 3>> {
 // Kernels of a queue overlap. What a kernel reads is there once it has waited for the kernel before it, which
 // ends after the one before that; a kernel that needs nothing of the kernel before waits at its end instead.
 // The next kernel may begin as soon as all threadgroups of this one have come here.
+//
+// Weights are there all along: before it waits a kernel has them brought to the cache, as far as it may have
+// room for them there. A threadgroup asks for its share.
+enum { kPrefetchedBytes = 16 << 20 };
+inline void prefetch_share(const void* weights, ulong bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x != 0 || bytes > kPrefetchedBytes) return;
+  const ulong groups = ulong(gridDim.x) * gridDim.y, group = ulong(blockIdx.y) * gridDim.x + blockIdx.x;
+  const ulong line = 128, first = (reinterpret_cast<ulong>(weights) + line - 1) / line * line;
+  const ulong each = (bytes / groups + line - 1) / line * line, last = reinterpret_cast<ulong>(weights) + bytes;
+  const ulong begin = first + group * each, end = min(begin + each, last / line * line);
+  if (begin >= end) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(uint(end - begin)) : "memory");
+#endif
+}
 inline void begin_kernel(uint waits) {
 #if __CUDA_ARCH__ >= 900
   if (waits) asm volatile("griddepcontrol.wait;" ::: "memory");
