@@ -42,7 +42,7 @@ constexpr TileRow kApple10[] = {
 };
 
 // NVIDIA H200, 132 multiprocessors, 4,300 GB/s for a copy; one token, weights rotated through 1 GB, launch
-// included: the best of the tiles tried (lanes 8 to 32, rows 1 to 4, simdgroups 4 and 8, split 1 to 4, staged or
+// included: the best of the tiles tried (lanes 8 to 32, rows 1 to 4, simdgroups 4 and 8, split 1 to 8, staged or
 // not), on these kernels translated. For other GPUs of the make too, which nobody measured.
 constexpr TileRow kNvidia[] = {
     {kMatvec, kF32, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 1623 GB/s"},
@@ -123,8 +123,13 @@ constexpr TileRow kNvidia[] = {
     {kMatvec, kQ2_0, 1, kAny, 1, 3000, {32, 1, 8, 4, false, true}, "2560x640: 143 GB/s"},
     {kMatvec, kQ2_0, 1, kAny, 3001, 99999, {16, 1, 8, 1, false, true}, "2560x10240: 843 GB/s"},
     {kMatvec, kQ2_0, 1, kAny, 100000, kAny, {8, 2, 4, 1, false, true}, "2560x248320: 1521 GB/s"},
+    {kMatvec, kQ8_0, 10240, 10240, 1, 1024, {32, 1, 16, 4, false, true}, "10240x320: 32,1,8,4 9.6 us -> 8.6 us"},
+    {kMatvec, kQ8_0, 1, 1024, 3001, 99999, {16, 1, 4, 1, false, true}, "320x10240: 16,2,8,1 7.2 us -> 6.7 us"},
+    {kMatvec, kIQ4_XS, 6144, 6144, 1024, 3000, {8, 1, 16, 8, true, true}, "6144x2560: 32,1,8,4 15.8 us -> 13.3 us"},
+    {kMatvec, kIQ3_S, 6144, 6144, 1024, 3000, {8, 1, 16, 8, false, true}, "6144x2560: 32,2,8,4 15.7 us -> 13.7 us"},
+    {kMatvec, kIQ4_NL, 640, 640, 2560, 2560, {16, 2, 4, 4}, "640x2560: 32,4,8,4 6.6 us -> 5.9 us"},
     {kGateUp, kIQ2_S, 2560, 2560, 640, 640, {16, 4, 4, 1}, "10 of 2560x640 twice: 32,1,4,1 368 GB/s -> 513 GB/s"},
-    {kGateUp, kIQ3_S, 2560, 2560, 640, 640, {16, 4, 4, 1, true}, "10 of 2560x640 twice: 32,1,4,1 505 GB/s -> 688 GB/s"},
+    {kGateUp, kIQ3_S, 2560, 2560, 640, 640, {8, 1, 8, 1, true, true}, "10 of 2560x640 twice: 16,4,4,1 not staged 23.6 us -> 18.6 us"},
     {kDown, kQ2_0, 640, 640, 2560, 2560, {4, 2, 8, 8}, "10 of 640x2560: 8,2,4,1 138 GB/s -> 299 GB/s"},
 };
 

@@ -17,7 +17,8 @@ namespace {
 
 // Shorter runs of kernels are launched one by one.
 constexpr size_t kGraphFrom = 24;
-constexpr size_t kGraphsMost = 32;
+// A model of 48 layers has two a layer and window width.
+constexpr size_t kGraphsMost = 512;
 constexpr size_t kSeenMost = 1024;
 // Waits for the host that a stream may have in it.
 constexpr size_t kWaitsMost = 2;
@@ -249,6 +250,13 @@ bool CudaQueue::launch_graph(std::span<Op> ops) {
 
 CudaQueue::Graph* CudaQueue::make_graph(uint64_t key, std::span<Op> ops) {
   const Driver& cu = driver();
+  if (graphs_.size() >= kGraphsMost) {
+    // To destroy one that may still run waits for it, and it may wait for the host.
+    const auto oldest = std::ranges::min_element(graphs_, {}, [](const auto& g) { return g->used; });
+    if ((*oldest)->used > idle_since_) return nullptr;
+    destroy(**oldest);
+    graphs_.erase(oldest);
+  }
   const bool overlap = shared_->can_overlap && cu.cuGraphAddDependencies_v2 != nullptr;
   auto made = std::make_unique<Graph>();
   made->key = key;
@@ -269,11 +277,6 @@ CudaQueue::Graph* CudaQueue::make_graph(uint64_t key, std::span<Op> ops) {
     destroy(*made);
     use_graphs_ = false;
     return nullptr;
-  }
-  if (graphs_.size() >= kGraphsMost) {
-    const auto oldest = std::ranges::min_element(graphs_, {}, [](const auto& g) { return g->used; });
-    destroy(**oldest);
-    graphs_.erase(oldest);
   }
   graphs_.push_back(std::move(made));
   return graphs_.back().get();
@@ -303,6 +306,7 @@ bool CudaQueue::finish(int64_t timeout_ns) {
         float ms = 0;
         if (driver().cuEventElapsedTime(&ms, begin_, end_) == 0) ns_ += static_cast<int64_t>(ms * 1e6f);
         running_ = false;
+        idle_since_ = clock_;
         waits_.clear();
         return true;
       }

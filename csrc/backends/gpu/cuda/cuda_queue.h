@@ -137,7 +137,8 @@ class CudaQueue final : public Queue {
   std::vector<std::unique_ptr<Graph>> graphs_;
   std::unordered_set<uint64_t> seen_;  // keys of runs of kernels that have no graph yet
   bool use_graphs_ = true;
-  uint64_t clock_ = 0;
+  uint64_t clock_ = 0;       // graphs launched
+  uint64_t idle_since_ = 0;  // the clock when nothing ran
   int64_t ns_ = 0;
   std::string error_;
 };
